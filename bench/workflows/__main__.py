@@ -66,7 +66,7 @@ VLLM = "vllm"
 REFERENCE = "clients"
 WEFT: Mapping[str, RunOptions] = {
     "weft": {},
-    "weft-unplanned": {"planned": False},
+    "weft-unplanned": {"planning": False},
     "weft-unoptimised": {"optimise": False},
 }
 """Contender -> options of its run."""

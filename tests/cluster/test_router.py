@@ -186,3 +186,21 @@ def test_routes_are_a_function_of_the_calls(seed: int) -> None:
         return found
 
     assert routes() == routes()
+
+
+def test_a_plan_has_its_engine_unless_that_is_dead_or_far_behind() -> None:
+    front = Front(2)
+    for seed in range(6):
+        assert front.serve(prompt(seed, 100), preferred=seed % 2) == seed % 2
+    # Where the prefix lies does not matter as long as the time does not double.
+    assert front.serve(prompt(0, 100), preferred=0) == 0
+    front.views[1] = front.views[1]._replace(is_ready=False)
+    assert front.serve(prompt(7, 100), preferred=1) == 0
+    front.views[1] = front.views[1]._replace(is_ready=True)
+    engines = [front.route(prompt(seed, 400), preferred=1).engine for seed in range(10, 14)]
+    assert engines[0] == 1
+    assert 0 in engines, "the prompts that wait there take more than twice as long"
+
+
+def test_an_engine_that_a_plan_names_and_there_is_not_is_no_choice() -> None:
+    assert Front(1).serve(prompt(1, 10), preferred=3) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from tests.server.conftest import MODEL, RunningServer, running
 from tests.server.test_operations import samples
+from weft.core.ids import unpack_tokens
 from weft.core.wire import Append, EngineStats, Generate, Open
 from weft.sim.devices import linear_forward
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
@@ -174,6 +176,48 @@ def test_metrics_and_sessions_of_each_engine(pair: Replicated, monkeypatch: pyte
     assert [found["weft:engine_objective_device_seconds_total", f"{index},batch"] for index in "01"] == [1.0, 2.0]
     assert pair.server.http().get("/v1/sessions").status_code == 200
     assert pair.server.http().get("/v1/models").json()["data"][0]["id"] == MODEL
+
+
+def test_plans_know_every_engine_that_answers(pair: Replicated) -> None:
+    engines = plan_sources(pair.server.service.models, MODEL).engines
+    assert [(engine.model, engine.replica) for engine in engines] == [(MODEL, 0), (MODEL, 1)]
+
+
+def workflow_of(rows: int) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Calls that have nothing in common, so that nothing but the plan says where they go."""
+    node = {"id": "a", "op": "llm", "messages": [{"role": "user", "content": "{{q}}"}], "max_tokens": 4}
+    raw = {"version": 1, "inputs": ["q"], "nodes": [node], "outputs": {"a": "a"}}
+    return raw, [{"q": f"row {row} {WORDS}"} for row in range(rows)]
+
+
+def run_on(pair: Replicated, rows: int, **planning: bool) -> dict[str, int]:
+    """Run a workflow. Returns the engine of each row's prompt."""
+    raw, given = workflow_of(rows)
+    stored = pair.server.post("/v1/workflows", {"graph": raw}).json()
+    body = {"rows": given, "planning": planning, "cache": False}
+    assert pair.server.post(f"/v1/workflows/{stored['id']}/runs", body).json()["workflow"]["done"] == rows
+    found = {}
+    for index, engine in enumerate(pair.engines):
+        appended = [unpack_tokens(each.tokens) for each in engine.sent if isinstance(each, Append)]
+        prompts = [bytes(token for token in tokens if token < 256).decode() for tokens in appended]
+        for row in given:
+            if any(row["q"] in prompt for prompt in prompts):
+                assert found.setdefault(row["q"], index) == index
+    return found
+
+
+def test_calls_of_a_run_go_to_the_engines_of_its_plan(pair: Replicated) -> None:
+    """The first row is the sample; of the others each engine has half, the first ones on the first engine."""
+    found = run_on(pair, 12)
+    assert [found[row["q"]] for row in workflow_of(12)[1]] == [0] + [0] * 6 + [1] * 5
+
+
+def test_a_dead_engine_is_no_engine_of_a_plan(pair: Replicated) -> None:
+    server = pair.server
+    server.wait_until(lambda: server.service.models[0].was_ready)
+    server.on_loop(pair.engines[0].die)
+    assert set(run_on(pair, 6).values()) == {1}
+    server.on_loop(pair.engines[0].restart)
 
 
 def test_plans_know_the_cost_profile_of_the_engine() -> None:

@@ -120,12 +120,12 @@ def test_limits_and_fields_go_along(client: Client) -> None:
 def test_plans_can_be_left_out(client: Client, monkeypatch: pytest.MonkeyPatch, planned: bool) -> None:
     made: list[RunPlanner] = []
 
-    def noted(*args: Any) -> RunPlanner:
-        made.append(RunPlanner(*args))
+    def noted(*args: Any, **options: Any) -> RunPlanner:
+        made.append(RunPlanner(*args, **options))
         return made[-1]
 
     monkeypatch.setattr("weft.workflow.service.execution.RunPlanner", noted)
-    results = tell.run([{"topic": f"planned: {planned}"}], on=client, planned=planned)
+    results = tell.run([{"topic": f"planned: {planned}"}], on=client, planning=planned)
     assert not results.errors
     assert len(made) == planned
 

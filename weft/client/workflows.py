@@ -34,7 +34,7 @@ class AsyncApiCaller(Protocol):
 
 
 class Workflows:
-    """Stores workflows and runs them on the server. `options` of a run: `limits`, `cache`, `optimise`, `planned`,
+    """Stores workflows and runs them on the server. `options` of a run: `limits`, `cache`, `optimise`, `planning`,
     `model`, `priority`, `cache_salt`, `functions`, `stream` (names of outputs), `starts`, as in the HTTP API."""
 
     def __init__(self, client: ApiCaller):

@@ -95,12 +95,26 @@ class ReplicaSet:
 
     @contextmanager
     def placed(
-        self, prompt: bytes, namespace: str, *, session: str = "", max_output: int | None = None, num_choices: int = 1
+        self,
+        prompt: bytes,
+        namespace: str,
+        *,
+        session: str = "",
+        max_output: int | None = None,
+        num_choices: int = 1,
+        preferred: int | None = None,
     ) -> Iterator[Placed]:
-        """An engine for a request with this prompt (packed tokens), until the end of the block."""
+        """An engine for a request with this prompt (packed tokens), until the end of the block. `preferred`: see
+        `Router.route`."""
         views = [_view(engine) for engine in self.engines]
         routed = self._router.route(
-            views, prompt, namespace, session=session, max_output=max_output, num_choices=num_choices
+            views,
+            prompt,
+            namespace,
+            session=session,
+            max_output=max_output,
+            num_choices=num_choices,
+            preferred=preferred,
         )
         placed = Placed(self._router, routed)
         try:

@@ -34,6 +34,8 @@ class WaitKind(StrEnum):
     """A finished turn that called tools: the client may bring results. `tool_wait` names the tool with it."""
     COMPLETION = "completion"
     """A finished completion, which may be extended."""
+    WORKFLOW = "workflow"
+    """A finished call of a workflow, with whose conversation another call goes on."""
     HOLD = "hold"
     """Its program gave it up, to be found again."""
     QUEUE = "queue"

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -41,6 +41,8 @@ class _Place(NamedTuple):
     model: ActiveModel
     session: str
     n: int
+    replica: int | None
+    """As `Record.replica`."""
 
 
 def _start(args: Args, caller: Caller, place: _Place) -> AsyncGenerator[Chunk, None]:
@@ -54,7 +56,12 @@ async def _routed(args: Args, caller: Caller, place: _Place) -> AsyncGenerator[C
     most = args.max_tokens if isinstance(args, BeamArgs) or args.max_tokens is not None else args.stop.max_tokens
     choices = args.width if isinstance(args, BeamArgs) else args.n
     placing = place.model.engine.placed(
-        args.prompt, caller.namespace, session=place.session, max_output=most, num_choices=choices
+        args.prompt,
+        caller.namespace,
+        session=place.session,
+        max_output=most,
+        num_choices=choices,
+        preferred=place.replica,
     )
     with placing as placed:
         async with aclosing(_program(args, caller, place.model.runtimes[placed.engine])) as chunks:
@@ -146,8 +153,16 @@ def begin(
     return StartedRequest(
         Head(id=f"{kind}-{record.request_id}", created=int(time.time()), model=body.model or model.names[0]),
         observer,
-        _chunks_of(args, caller, _Place(model, body.session_id, body.n)),
+        _chunks_of(_with_next(args, record), caller, _Place(model, body.session_id, body.n, record.replica)),
     )
+
+
+def _with_next(args: Sequence[Args], record: Record) -> Sequence[Args]:
+    """The programs, told what comes after their answers as far as the record knows it."""
+    if record.wait_kind is None:
+        return args
+    known: dict[str, Any] = {"wait_kind": record.wait_kind, "expected_in_s": record.expected_in_s, "tools_called": None}
+    return [replace(each, **known) if isinstance(each, CompletionArgs) else each for each in args]
 
 
 @dataclass(slots=True)

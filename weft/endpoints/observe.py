@@ -58,6 +58,8 @@ class Observer:
             if record.first_token_s is None:
                 record.first_token_s = now - record.started_s
                 record.mark("first_token")
+                if record.on_first_token is not None:
+                    record.on_first_token()
                 self._metrics.time_to_first_token.observe(record.first_token_s)
             last = self._last_s.get(chunk.index)
             if last is not None:

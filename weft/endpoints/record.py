@@ -43,6 +43,15 @@ class Record:
     """Told when the engine begins with the first choice of the first prompt; after a crash of the engine again."""
     usage: OperationUsage | None = None
     """Of that choice, once it has ended."""
+    on_first_token: Callable[[], None] | None = None
+    """Told when the first token has come."""
+    wait_kind: str | None = None
+    """What its client does after the answer, where more is known than the endpoint tells (a `WaitKind`; empty: no
+    request goes on with it)."""
+    expected_in_s: float | None = None
+    """When a request goes on with the answer, if that is known."""
+    replica: int | None = None
+    """The engine that it should go to, among those of its model; None: any."""
 
     def mark(self, what: str) -> None:
         """Record the present time under a name, while tracing is on."""

@@ -14,6 +14,7 @@ from weft.engine.client import EngineClient
 from weft.programs.engine_link import EngineLink, OnEvent
 from weft.programs.lasting import LastingSequence, Revival
 from weft.programs.recovery import Recovery
+from weft.programs.retains import PrefixRetains
 from weft.programs.sequence import SequenceHandle
 from weft.programs.space import SpaceHandle
 from weft.programs.types import Caller
@@ -37,6 +38,8 @@ class Runtime(EngineLink):
         self.recovery = Recovery(engine, engine_wait_s)
         self._revival = Revival(self, engine_wait_s)
         self.tokenizer = tokenizer
+        self.retains = PrefixRetains(self)
+        """Prefixes that the engine keeps on request."""
 
     @property
     def num_sequences(self) -> int:

@@ -175,12 +175,13 @@ class SequenceHandle:
         self._link.add_operation(operation)
         return operation
 
-    def release(self, kind: str = "") -> None:
-        """Give it up. Running operations end. Does nothing the second time. `kind`: see `Release`."""
+    def release(self, kind: str = "", expected_in_s: float | None = None) -> None:
+        """Give it up. Running operations end. Does nothing the second time. `kind`, `expected_in_s`: see `Release`."""
         if self._open:
             # Also where it is lost as far as is known here: an engine that lives may hold it, and one that does not
             # know it takes no harm.
-            self._give_up(None if self._died_with_engine else Release(seq=self.id, kind=kind))
+            command = Release(seq=self.id, kind=kind, expected_in_s=expected_in_s)
+            self._give_up(None if self._died_with_engine else command)
 
     async def __aenter__(self) -> Self:
         return self

@@ -74,7 +74,9 @@ class CompletionArgs:
     prompt_logprobs: int | None = None
     wait_kind: str = WaitKind.COMPLETION
     """What the client does after a choice: the engine learns from this how long it will be before another request
-    continues the choice."""
+    continues the choice. Empty: none does."""
+    expected_in_s: float | None = None
+    """How long that will be, if it is known."""
     tools_called: Callable[[], ToolReader] | None = None
     """Makes, for each choice, the reader of its text that says which tools the client runs instead."""
     max_tokens: int | None = None

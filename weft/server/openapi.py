@@ -67,10 +67,11 @@ from weft.server.schemas.workflows import (
     WorkflowUpload,
 )
 from weft.version import __version__
+from weft.workflow.run.settings import PlanSettings
 from weft.workflow.service.call_request import CallPlaceholder
 
 Struct = type[msgspec.Struct]
-SHAPES: tuple[Struct, ...] = (*NESTED_SHAPES, Limits, WorkflowLimits, CallPlaceholder)
+SHAPES: tuple[Struct, ...] = (*NESTED_SHAPES, Limits, WorkflowLimits, PlanSettings, CallPlaceholder)
 """All structs inside requests, with those of runs."""
 _PARAMETER = re.compile(r"{(\w+)}")
 

@@ -11,6 +11,7 @@ from weft.programs.run.runs import RunUsage
 from weft.server.schemas.programs import RunCard, RunError
 from weft.server.schemas.workflows import (
     NodeCalls,
+    PinCard,
     RowList,
     StartedCall,
     VariableWait,
@@ -57,6 +58,7 @@ def workflow_run_card(run: WorkflowRun, *, in_list: bool = False) -> RunCard:
             calls=_calls(calls),
             by_node={name: _calls(each) for name, each in counts.by_node.items() if not in_list},
             limits=WorkflowLimits(**record.spec.limits._asdict()),
+            pins=PinCard(**counts.pins._asdict()),
             waits_for=waits,
             num_waits=len(run.waits),
         ),

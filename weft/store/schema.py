@@ -236,7 +236,26 @@ def _sixth(connection: Connection) -> None:
     _TRACES.create_all(connection, checkfirst=False)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth, _sixth)
+_STATISTICS = MetaData()
+
+operator_statistics = Table(
+    "operator_statistics",
+    _STATISTICS,
+    Column("tenant", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("operator", Text, primary_key=True),
+    Column("used", Integer, nullable=False),
+    Column("figures", LargeBinary, nullable=False),
+    Index("operator_statistics_by_use", "tenant", "used"),
+)
+"""What runs of workflows measured of their operators. `used` grows with each run of a tenant that measures them."""
+
+
+def _seventh(connection: Connection) -> None:
+    _STATISTICS.create_all(connection, checkfirst=False)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth, _sixth, _seventh)
 """From each version to the next, beginning with an empty database (version 0)."""
 
 

@@ -54,6 +54,20 @@ class CallCounts(NamedTuple):
         )
 
 
+class PinCounts(NamedTuple):
+    """What became of the prefixes that a run wanted to keep."""
+
+    retained: int = 0
+    """Times that an engine agreed to keep one."""
+    tokens: int = 0
+    """Of these, together."""
+    broken: int = 0
+    """Those that engines gave up before their time."""
+    refused: int = 0
+    refusal: str = ""
+    """Why, the last time."""
+
+
 class RunCounts(NamedTuple):
     """What a run has done so far."""
 
@@ -62,6 +76,8 @@ class RunCounts(NamedTuple):
     calls: CallCounts = CallCounts()
     by_node: Mapping[str, CallCounts] = {}
     """By the label of a node, such as `notes.summary`."""
+    pins: PinCounts = PinCounts()
+    """What engines were asked to keep."""
 
 
 class CallTrace(NamedTuple):

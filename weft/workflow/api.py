@@ -19,6 +19,7 @@ from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed, Unsuppor
 from weft.loop_thread import LoopThread, streamed
 from weft.store.answers import AnswerTable
 from weft.store.database import FILE, Database
+from weft.store.statistics import StatisticsTable
 from weft.workflow.actuals import RowTrace, RunActuals, RunCounts
 from weft.workflow.backend.openai import OpenAIBackend
 from weft.workflow.bars import bars, no_bars
@@ -35,11 +36,13 @@ from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency, Driver, Ru
 from weft.workflow.run.feed import FeedReader, RunFeed, RunNews
 from weft.workflow.run.instructions import AwaitExternal, FeedChanged, RowDone, RunLimits
 from weft.workflow.run.journal import RunDescription, RunJournal
+from weft.workflow.run.known_statistics import KnownStatistics, with_given
 from weft.workflow.run.order import row_by_row
 from weft.workflow.run.planned_order import PlannedOrder
 from weft.workflow.run.planning import PlanSources, RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.results import RowResult, RunResults, result_of
+from weft.workflow.run.settings import OutputObjectives, PlanSettings, check_output_objectives, plan_settings
 from weft.workflow.run.state import RunState
 
 
@@ -90,9 +93,13 @@ class RunOptions(TypedDict, total=False):
     """Whether the optimiser may rewrite the graph first (it may); errors and counts name the nodes of what runs."""
     cache: str | Path
     """A folder for answers of calls that can only be answered so (`temperature` 0 or a `seed`): later runs have them
-    again. It holds 1 GiB; the least recently used ones go first."""
-    planned: bool
-    """Whether calls run in the order of plans (they do); else row by row. Results are the same."""
+    again. It holds 1 GiB; the least recently used ones go first. It also has what runs measured of their nodes, so that
+    the next one needs no sample."""
+    planning: PlanSettings | Mapping[str, Any] | bool
+    """What the run does with its plans (all it can), as settings or their fields; False: it makes none, and calls run
+    row by row. Results are the same."""
+    objective: OutputObjectives
+    """What the outputs are wanted for: `throughput` (if nothing is said) or `latency`, for all or by name."""
     statistics: Mapping[str, Mapping[str, Any]]
     """Known figures for plans, as `weft.workflow.plan` takes them. Where they lack the length of an answer, a sample of
     the rows runs first and gives it."""
@@ -123,8 +130,11 @@ class GraphRun:
         """None where the rows can be read once only."""
         self._runs = graph if self.optimised is None else self.optimised.graph
         check_statistics(options.get("statistics", {}), graph, self._runs)
-        self._order = PlannedOrder(row_by_row(self._runs))
-        self.state = RunState(self._runs, self._order, options.get("limits"))
+        self._settings = plan_settings(options.get("planning", True))
+        self._objective: OutputObjectives = options.get("objective", "throughput")
+        check_output_objectives(self._objective, graph.outputs)
+        self._order = PlannedOrder(row_by_row(self._runs), self._settings, self._objective)
+        self.state = RunState(self._runs, self._order, options.get("limits"), self._order.hints)
         self.planner: RunPlanner | None = None
         """None: calls run row by row."""
         self.journal: RunJournal | None = None
@@ -233,24 +243,36 @@ class GraphRun:
         """Rows as they end, and signs that the feed has something to read."""
         self._began_s = time.monotonic()
         async with opened_services(self._options, backend, self._model()) as services:
-            if self._options.get("planned", True):
-                sources = self._plan_sources()
-                self.planner = RunPlanner(self._runs, self._order, sources, self._options.get("statistics"))
+            known = None if services.statistics is None else services.statistics(self._runs)
+            if self._settings.needs_plans:
+                stored = {} if known is None else await asyncio.to_thread(known.load)
+                self.planner = RunPlanner(
+                    self._runs,
+                    self._order,
+                    self._plan_sources(),
+                    with_given(stored, self._options.get("statistics", {})),
+                    settings=self._settings,
+                    objective=self._objective,
+                )
             concurrency = self._options.get("concurrency")
             driver = Driver(self.state, rows, services, concurrency, self.journal, self.planner, self._feed)
             if self._feed is not None:
                 self._reader = self._feed.reader(on_news=lambda: self._announce(driver))
-            async with aclosing(driver.results()) as results:
-                async for done in results:
-                    if isinstance(done, FeedChanged):
-                        yield done
-                        continue
-                    assert isinstance(done, RowDone)
-                    result = result_of(done)
-                    self._note(done)
-                    if self.journal is not None:
-                        self.journal.end(result)
-                    yield result
+            try:
+                async with aclosing(driver.results()) as results:
+                    async for done in results:
+                        if isinstance(done, FeedChanged):
+                            yield done
+                            continue
+                        assert isinstance(done, RowDone)
+                        result = result_of(done)
+                        self._note(done)
+                        if self.journal is not None:
+                            self.journal.end(result)
+                        yield result
+            finally:
+                if known is not None:
+                    known.keep(self.state.measured())
         self._ended_s = time.monotonic()
 
     def _note(self, done: RowDone) -> None:
@@ -267,7 +289,10 @@ class GraphRun:
         statistics = self._options.get("statistics")
         is_optimised = self._options.get("optimise", True)
         sources = self._plan_sources()
-        return explain_run(self.graph, list(self.rows), sources, actual, statistics, optimise=is_optimised)
+        options = {"objective": self._objective, "pinned_part": self._settings.planned_part}
+        return explain_run(
+            self.graph, list(self.rows), sources, actual, statistics, optimise=is_optimised, plan_options=options
+        )
 
     def _announce(self, driver: Driver) -> None:
         """There is news. Said once until it is read, so that a slow reader has one sign and not one for each token."""
@@ -301,6 +326,9 @@ async def opened_services(options: RunOptions, backend: ModelBackend, model: str
             external=options.get("external"),
             function_timeout_s=options.get("function_timeout_s", FUNCTION_TIMEOUT_S),
             cache=None if database is None else PromptCache(AnswerTable(database), model),
+            statistics=None
+            if database is None
+            else lambda graph: KnownStatistics(StatisticsTable(database), graph, model),
         )
     finally:
         if database is not None:

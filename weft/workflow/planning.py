@@ -30,6 +30,7 @@ from weft.workflow.graph.mistakes import InvalidGraph, nearest
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import LlmNode, WorkflowGraph, count_nodes
 from weft.workflow.passes import optimise as optimise_graph
+from weft.workflow.planner.pins import PINNED_PART
 from weft.workflow.planner.place import NoEngine, PlanEngine
 from weft.workflow.planner.plan import Plan, PlanOptions, make_plan
 from weft.workflow.run.planning import PlanSources
@@ -69,14 +70,15 @@ def plan(
     objective: Mapping[str, OutputObjective] | OutputObjective = "throughput",
     optimise: bool = True,
     tokens: TokensOf = tokenizer_prompts,
+    pinned_part: float = PINNED_PART,
 ) -> Plan:
     """The plan of a workflow's run over rows, or over a number of rows whose values are not known.
 
     `model` is that of calls that name none. `engines` have `model`, `kv_tokens`, and where known `page_size`,
     `max_step_tokens` and `forward`, the fitted times of steps, without which no times are predicted. `statistics` are
     known figures by the label of a node or the name of an input: `output_tokens`, `items` of a map, `rounds` of a
-    loop, `shares` of a switch. `objective` is that of all outputs, or by name. Equal arguments give equal plans, in
-    every process.
+    loop, `shares` of a switch. `objective` is that of all outputs, or by name. Pins hold at most `pinned_part` of each
+    engine's pages. Equal arguments give equal plans, in every process.
 
     Raises `InvalidGraph`, `InvalidRows`, `InvalidRequest` for engines, statistics and objectives that do not fit, and
     `ModelLoadError` for a model whose tokenizer cannot be read.
@@ -90,7 +92,9 @@ def plan(
     passes = [] if optimised is None else [report.to_dict() for report in optimised.reports]
     runs = whole if optimised is None else optimised.graph
     check_statistics(statistics or {}, whole, runs)
-    options = PlanOptions(objective=objective, passes=passes, digest=digest(whole))
+    if not 0 <= pinned_part <= 1:
+        raise InvalidRequest(f"pinned_part is {pinned_part}: a part of the pages is from 0 to 1", "pinned_part")
+    options = PlanOptions(objective=objective, passes=passes, digest=digest(whole), pinned_part=pinned_part)
     try:
         analysed = analyse(runs, given, model, statistics or {}, tokens)
     except TooManyOperators as error:
@@ -109,10 +113,15 @@ def explain(
     model: str,
     engines: Sequence[Mapping[str, Any] | PlanEngine],
     statistics: Mapping[str, Any] | None = None,
+    *,
+    keeps_kv: bool = True,
     **options: Any,
 ) -> Explanation:
-    """The plan of a run, in forms for people. As `plan`."""
-    return Explanation(_graph_of(graph), plan(graph, rows, model, engines, statistics, **options))
+    """The plan of a run, in forms for people. As `plan`; without pins where engines keep no KV on request
+    (`keeps_kv`)."""
+    if not keeps_kv:
+        options["pinned_part"] = 0.0
+    return Explanation(_graph_of(graph), plan(graph, rows, model, engines, statistics, **options), keeps_kv=keeps_kv)
 
 
 def explain_run(
@@ -123,9 +132,11 @@ def explain_run(
     statistics: Mapping[str, Any] | None = None,
     *,
     optimise: bool = True,
+    plan_options: Mapping[str, Any] | None = None,
 ) -> Explanation:
     """What a run was expected to do, with the figures that were known before it, beside what it did. Without a plan
-    where the rows are gone (None), too many, or cannot be planned."""
+    where the rows are gone (None), too many, or cannot be planned. `plan_options` are `objective` and `pinned_part` of
+    `plan`."""
     optimised = optimise_graph(whole_graph := _graph_of(graph)) if optimise else None
     passes = [] if optimised is None else [report.to_dict() for report in optimised.reports]
     why = "the rows of the run are gone"
@@ -133,10 +144,12 @@ def explain_run(
         num_nodes = count_nodes((whole_graph if optimised is None else optimised.graph).nodes)
         why = f"it has more than {MAX_EXPLAINED_NODES:,} nodes of rows"
         if len(rows) * num_nodes <= MAX_EXPLAINED_NODES:
-            tokens, engines, model = sources
-            options: dict[str, Any] = {"optimise": optimise, "tokens": tokens}
+            options: dict[str, Any] = {"optimise": optimise, "tokens": sources.tokens, **(plan_options or {})}
+            if not sources.keeps_kv:
+                options["pinned_part"] = 0.0
             try:
-                return Explanation(graph, plan(graph, rows, model, engines, statistics, **options), actual)
+                made = plan(graph, rows, sources.model, sources.engines, statistics, **options)
+                return Explanation(graph, made, actual, keeps_kv=sources.keeps_kv)
             except (WeftError, ValueError) as error:
                 why = str(error)
     return Explanation(graph, None, actual, passes=passes, why_no_plan=why)
@@ -165,7 +178,7 @@ def unknown_server(graph: WorkflowGraph, model: str) -> PlanSources:
     models = dict.fromkeys([model, *(str(name) for name in named if name)])
     estimated = EstimatedPrompts()
     engines = [PlanEngine(model=name, kv_tokens=ASSUMED_KV_TOKENS) for name in models]
-    return PlanSources(lambda name: estimated, engines, model)
+    return PlanSources(lambda name: estimated, engines, model, keeps_kv=False)
 
 
 def _graph_of(graph: PlannableGraph) -> WorkflowGraph:

@@ -19,7 +19,7 @@ import msgspec
 
 from weft.abi.errors import ConfigError, Unsupported, WeftError, from_kind
 from weft.loop_thread import LoopThread
-from weft.workflow.actuals import CallCounts, RunCounts
+from weft.workflow.actuals import CallCounts, PinCounts, RunCounts
 from weft.workflow.frontend.rows import Rows
 from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
 from weft.workflow.graph.digest import digest
@@ -31,6 +31,7 @@ from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, called_function, checke
 from weft.workflow.run.feed import CallStarted, RunNews, TextDelta
 from weft.workflow.run.instructions import AwaitExternal, TaskName
 from weft.workflow.run.results import RowMistake, RowResult
+from weft.workflow.run.settings import plan_settings
 from weft.workflow.run.value_errors import kind_of
 
 if TYPE_CHECKING:
@@ -181,17 +182,18 @@ class ServerRun:
                 if getattr(error, "status", None) != 404:
                     raise
                 # It was deleted, or was so long ago that it is forgotten.
-        limits = self._options.get("limits")
+        limits, planning = self._options.get("limits"), self._options.get("planning")
         run = self._server.start(
             self._server.create(graph_to_dict(self.graph)).id,
             self.rows,
             limits=None if limits is None else limits._asdict(),
             optimise=self._options.get("optimise"),
-            planned=self._options.get("planned"),
             model=self._options.get("model"),
             functions=sorted(self._functions) or None,
             stream=list(self._options.get("stream", ())) or None,
             starts=self._options.get("starts") or None,
+            objective=self._options.get("objective"),
+            planning=None if planning is None else msgspec.to_builtins(plan_settings(planning)),
         )
         run_id: str = run.id
         if self._folder is not None:
@@ -213,7 +215,8 @@ class ServerRun:
         if progress is not None:
             calls = CallCounts(**progress["calls"])
             by_node = {name: CallCounts(**each) for name, each in progress["by_node"].items()}
-            self.counts = RunCounts(progress["done"], progress["failed"], calls, by_node)
+            pins = PinCounts(**progress["pins"])
+            self.counts = RunCounts(progress["done"], progress["failed"], calls, by_node, pins)
 
     # ---- variables
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +29,12 @@ class CachingBackend:
         self._output_tokens = output_tokens
         self._pages: OrderedDict[tuple[int, ...], None] = OrderedDict()
         self._serving = asyncio.Lock()
+        self.pins: Counter[tuple[int, ...]] = Counter()
+        """How many times a page is kept, by the tokens up to its end."""
+
+    def forget(self) -> None:
+        """Let go of everything, what is kept too."""
+        self._pages.clear()
 
     async def complete(self, request: ModelRequest, started: Callable[[], None]) -> ModelAnswer:
         messages: Sequence[Mapping[str, Any]] = request.body["messages"]
@@ -55,6 +61,8 @@ class CachingBackend:
         for page in reversed(pages):
             self._pages[page] = None
             self._pages.move_to_end(page)
-        while len(self._pages) > self._room:
-            self._pages.popitem(last=False)
+        for page in [page for page in self._pages if not self.pins[page]]:
+            if len(self._pages) <= self._room:
+                break
+            del self._pages[page]
         return min(found * PAGE, len(prompt) - 1)

@@ -18,6 +18,7 @@ from weft.workflow.graph.templates import Reference
 from weft.workflow.run.frames import RowFailure
 from weft.workflow.run.growing import GrowingState
 from weft.workflow.run.instructions import CallModel, RunLimits, Settled
+from weft.workflow.run.order import CallHints
 
 
 def nodes(*raw: Json) -> dict[str, AnyNode]:
@@ -100,7 +101,7 @@ def test_equal_calls_in_flight_are_one() -> None:
 
 
 def test_hints_go_with_the_request_and_are_no_part_of_its_key() -> None:
-    bare, hinted = GrowingState(), GrowingState(hints=lambda site: {"session_id": site.label})
+    bare, hinted = GrowingState(), GrowingState(hints=lambda site: CallHints({"session_id": site.label}))
     inside = body(llm("x", "{{i}}", temperature=0), out="x")
     added = nodes({"id": "l", "op": "list", "of": ["Hi"]}, mapped("m", "l", inside))
     for state in (bare, hinted):
@@ -214,7 +215,7 @@ def test_a_part_of_a_map_has_its_objective_and_the_earlier_deadline_counts() -> 
 
 
 def test_an_objective_of_the_call_s_own_takes_the_place_of_all_of_the_hint() -> None:
-    state = GrowingState(hints=lambda site: {"objective": "deadline", "deadline_s": 3.0, "priority": 5})
+    state = GrowingState(hints=lambda site: CallHints({"objective": "deadline", "deadline_s": 3.0, "priority": 5}))
     state.grow(nodes(llm("a", "Hi", objective="latency", priority=1)).values())
     (call,) = calls(state)
     fields = {name: call.request.hinted.get(name) for name in ("objective", "deadline_s", "priority")}

@@ -125,7 +125,8 @@ class Completion:
             usage = usage.with_prompt_of(self._prompt_usage)
             chunk = chunk if chunk.usage is None else msgspec.structs.replace(chunk, usage=usage)
         if news.ended:
-            sequence.release(self._wait_kind(choice, generation))
+            kind = self._wait_kind(choice, generation)
+            sequence.release(kind, self._args.expected_in_s if kind else None)
             if choice.has_enough:
                 return self._enough(choice, chunk, usage)
             choice.ended = True

@@ -33,6 +33,7 @@ from weft.server.state import Service
 from weft.server.workflow_cards import results_page, workflow_run_card
 from weft.server.workflow_events import WorkflowStream
 from weft.workflow.run.instructions import RunLimits
+from weft.workflow.run.settings import plan_settings
 from weft.workflow.service.library import StoredWorkflow
 from weft.workflow.service.live_run import WorkflowRun
 from weft.workflow.service.record import WorkflowRunSpec, is_workflow_run
@@ -143,13 +144,14 @@ def _spec(fields: WorkflowRunRequest) -> WorkflowRunSpec:
         limits=RunLimits(limits.calls, limits.tokens),
         cache=fields.cache,
         optimise=fields.optimise,
-        planned=fields.planned,
         model=fields.model,
         priority=fields.priority,
         cache_salt=fields.cache_salt,
         functions=tuple(sorted(set(fields.functions))),
         stream=() if isinstance(fields.stream, bool) else tuple(dict.fromkeys(fields.stream)),
         starts=fields.starts,
+        objective=fields.objective,
+        planning=plan_settings(fields.planning),
     )
 
 

@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from weft.endpoints.schemas.common import MAX_SALT_CHARS, Json
+from weft.workflow.analysis.objectives import OutputObjective
+from weft.workflow.run.settings import PlanSettings
 
 MAX_NAME_CHARS = 200
 LINES = frozenset({"application/jsonl", "application/x-ndjson"})
@@ -72,7 +74,7 @@ class WorkflowLimits(msgspec.Struct, kw_only=True, frozen=True):
 class WorkflowRunRequest(msgspec.Struct, kw_only=True, frozen=True):
     """A run of a workflow. A body of JSONL has the rows; the other fields are then query parameters."""
 
-    shapes: ClassVar[Mapping[str, Any]] = {"limits": WorkflowLimits}
+    shapes: ClassVar[Mapping[str, Any]] = {"limits": WorkflowLimits, "planning": PlanSettings}
 
     rows: Annotated[list[Json], Meta(description="Rows: objects with the inputs of the workflow.")] = msgspec.field(
         default_factory=list
@@ -84,9 +86,6 @@ class WorkflowRunRequest(msgspec.Struct, kw_only=True, frozen=True):
         bool, Meta(description="Whether calls that can only be answered in one way may have an earlier answer.")
     ] = True
     optimise: Annotated[bool, Meta(description="Whether the optimiser may rewrite the graph first.")] = True
-    planned: Annotated[
-        bool, Meta(description="Whether calls run in the order of plans; else row by row, with equal results.")
-    ] = True
     functions: Annotated[
         list[str],
         Meta(description="Functions of nodes that the client calls: the run waits for their results as variables."),
@@ -104,6 +103,13 @@ class WorkflowRunRequest(msgspec.Struct, kw_only=True, frozen=True):
     ] = False
     model: Annotated[str, Meta(description="A served name, for calls that name none.")] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000, description="Of the calls; lower runs earlier.")] = 0
+    objective: Annotated[
+        OutputObjective | dict[str, OutputObjective],
+        Meta(description="What the outputs are wanted for, for all or by name; from it follow the calls' objectives."),
+    ] = "throughput"
+    planning: Annotated[Json, Meta(description="What the run does with its plans; results are the same.")] = (
+        msgspec.field(default_factory=dict)
+    )
     cache_salt: (
         Annotated[
             str,
@@ -196,6 +202,20 @@ class VariableWait(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Of the function; in events only."""
 
 
+class PinCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the prefixes that a run had engines keep."""
+
+    retained: int
+    """Times that an engine agreed to keep one."""
+    tokens: int
+    """Of these, together."""
+    broken: int
+    """Those that engines gave up before their time: their calls computed them again."""
+    refused: int
+    refusal: str
+    """Why, the last time."""
+
+
 class WorkflowProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run of a workflow is."""
 
@@ -209,6 +229,7 @@ class WorkflowProgress(msgspec.Struct, frozen=True, kw_only=True):
     by_node: dict[str, NodeCalls]
     """Of each node that called a model, by its label, such as `notes.summary`."""
     limits: WorkflowLimits
+    pins: PinCard
     waits_for: list[VariableWait] = []
     """The first 100 values from outside that it waits for."""
     num_waits: int = 0

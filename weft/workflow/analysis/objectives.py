@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from weft.workflow.analysis.operators import Unrolled
@@ -56,20 +56,28 @@ def call_objectives(calls: Sequence[WantedCall], wanted: Mapping[int, Criterion]
     return found
 
 
+def by_output(
+    wanted: Mapping[str, OutputObjective] | OutputObjective, outputs: Collection[str]
+) -> Mapping[str, OutputObjective]:
+    """The objectives of outputs by name. Raises `ValueError` for an output that does not exist, and for another
+    objective."""
+    given = wanted if isinstance(wanted, Mapping) else dict.fromkeys(outputs, wanted)
+    for name, objective in given.items():
+        if name not in outputs:
+            raise ValueError(f"there is no output {name!r}; there are {', '.join(outputs)}")
+        if objective not in get_args(OutputObjective):
+            raise ValueError(f"{objective!r} is not an objective; there are {', '.join(get_args(OutputObjective))}")
+    return given
+
+
 def node_objectives(
     unrolled: Unrolled, wanted: Mapping[str, OutputObjective] | OutputObjective
 ) -> dict[str, CallObjective]:
     """By label of a node. `wanted` says it for the outputs: for all, or by name, the others for throughput. Of a node
-    in a loop, the round nearest to the outputs says it. Raises `ValueError` for an output that does not exist, and for
-    another objective."""
+    in a loop, the round nearest to the outputs says it. Raises as `by_output`."""
     outputs = dict(unrolled.goals)
-    by_output = dict.fromkeys(outputs, wanted) if isinstance(wanted, str) else wanted
-    for name, given in by_output.items():
-        if name not in outputs:
-            raise ValueError(f"there is no output {name!r}; there are {', '.join(outputs)}")
-        if given not in get_args(OutputObjective):
-            raise ValueError(f"{given!r} is not an objective; there are {', '.join(get_args(OutputObjective))}")
-    critical = {number for name in by_output if by_output[name] == "latency" for number in outputs[name]}
+    given = by_output(wanted, outputs)
+    critical = {number for name in given if given[name] == "latency" for number in outputs[name]}
     calls = [WantedCall(operator.needs, operator.items > 1) for operator in unrolled.operators]
     stages = _stages(calls, critical)
     objectives = call_objectives(calls, dict.fromkeys(critical, Criterion("latency")))

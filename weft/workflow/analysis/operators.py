@@ -77,6 +77,8 @@ class Operator(NamedTuple):
     model: str
     continues: int | None
     """The operator whose conversation it goes on with."""
+    salt: str | None = None
+    """Its `cache_salt`: calls with another one find none of its KV."""
 
 
 class Unrolled(NamedTuple):
@@ -248,6 +250,7 @@ class _Unroll:
                 shared_by_items=_shared_elements(template, around.first_of_item),
                 model=model,
                 continues=continues,
+                salt=node.request.get("cache_salt"),
             )
         )
         answer = self._new(Placeholder(path, output_tokens, number))

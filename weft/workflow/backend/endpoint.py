@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from weft.core.ids import unpack_tokens
+from weft.core.waits import WaitKind
 from weft.core.wire import OperationUsage
 from weft.endpoints.models import Models
 from weft.endpoints.prompts import chat_prompt_of
-from weft.endpoints.record import Record
+from weft.endpoints.record import Record, namespace_of
 from weft.endpoints.schemas.chat import ChatRequest, ChatResponse
 from weft.endpoints.schemas.completion import CompletionRequest, CompletionResponse
 from weft.endpoints.table import ENDPOINTS
@@ -29,6 +30,8 @@ from weft.workflow.backend.prompt_tokens import TokenizerPrompts
 from weft.workflow.planner.place import PlanEngine
 from weft.workflow.run.backend import CallProgress
 from weft.workflow.run.calls import CHAT, ModelAnswer, ModelRequest, PromptFound
+from weft.workflow.run.keeper import KeptPrefix
+from weft.workflow.run.pins import KvPrefix
 from weft.workflow.run.planning import PlanSources
 
 MAX_COUNTED_CHARS = 4096
@@ -60,7 +63,13 @@ class EndpointBackend:
             on_start=lambda start: started(
                 PromptFound(start.num_prompt_tokens, start.num_cached_tokens, start.num_continued_tokens)
             ),
+            on_first_token=started.first_token,
+            replica=request.advice.replica,
         )
+        following = request.advice.next_turn
+        if following is not None:
+            record.wait_kind = WaitKind.WORKFLOW if following.comes else ""
+            record.expected_in_s = following.in_s
         fields = {**self._fields, **request.hinted}
         if started.wants_text:
             fields |= {"stream": True, "stream_options": None}
@@ -73,6 +82,12 @@ class EndpointBackend:
             assert isinstance(reply, AsyncGenerator)
             answer = await _streamed(reply, started, is_chat=request.endpoint == CHAT)
         return answer._replace(usage=_usage(record))
+
+    def retain(self, prefix: KvPrefix, pinned_part: float) -> KeptPrefix:
+        """As `KeepsPrefixes.retain`."""
+        salt = self._fields.get("cache_salt") if prefix.salt is None else prefix.salt
+        runtime = self._models.find(prefix.model or self._fields.get("model")).runtimes[prefix.replica]
+        return runtime.retains.retain(self._tenant, namespace_of(self._tenant, salt), prefix.tokens, pinned_part)
 
     async def prompt_digest(self, request: ModelRequest) -> str:
         """A digest of the prompt's token ids, rendered and tokenized as the endpoint does it."""
@@ -122,20 +137,22 @@ def plan_sources(models: Models, model: str) -> PlanSources:
 
     engines = []
     for active in models:
-        if not active.engine.ready:
-            continue
-        info = active.engine.info
-        kv_tokens = info.num_device_pages * info.page_size
-        engines += [
-            PlanEngine(
-                served,
-                kv_tokens,
-                page_size=info.page_size,
-                max_step_tokens=info.max_step_tokens,
-                forward=info.forward,
-            )
-            for served in active.names
-        ]
+        for replica, engine in enumerate(active.engine.engines):
+            if not engine.ready:
+                continue
+            info = engine.info
+            kv_tokens = info.num_device_pages * info.page_size
+            engines += [
+                PlanEngine(
+                    served,
+                    kv_tokens,
+                    page_size=info.page_size,
+                    max_step_tokens=info.max_step_tokens,
+                    forward=info.forward,
+                    replica=replica,
+                )
+                for served in active.names
+            ]
     return PlanSources(tokens, engines, model)
 
 

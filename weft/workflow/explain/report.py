@@ -28,14 +28,16 @@ class Explanation:
         *,
         passes: Sequence[Mapping[str, Any]] = (),
         why_no_plan: str = "",
+        keeps_kv: bool = True,
     ):
         """`graph` is that of the user, before the optimiser. Without a plan, `passes` say what the optimiser did, and
-        `why_no_plan` why there is none."""
+        `why_no_plan` why there is none. `keeps_kv`: the engines keep KV on request."""
         self.graph = graph
         self.plan = plan
         self.actual = actual
         self.passes = passes if plan is None else plan.passes
         self.why_no_plan = why_no_plan
+        self._keeps_kv = keeps_kv
 
     def to_dict(self) -> dict[str, Any]:
         """The plan, as `Plan.to_dict`; of a run also `actual` and `actual_by_node` with the keys of `predicted` and
@@ -74,7 +76,8 @@ class Explanation:
                 return str(self)
 
     def __str__(self) -> str:
-        return explained(Explained(self.graph, self.plan, self.actual, self.passes, self.why_no_plan))
+        parts = Explained(self.graph, self.plan, self.actual, self.passes, self.why_no_plan, self._keeps_kv)
+        return explained(parts)
 
     def __repr__(self) -> str:
         return f"<explanation of workflow {digest(self.graph)[:12]}>"

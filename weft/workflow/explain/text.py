@@ -30,6 +30,8 @@ class Explained(NamedTuple):
     passes: Sequence[Mapping[str, Any]]
     """What the optimiser did."""
     why_no_plan: str
+    keeps_kv: bool = True
+    """Whether engines keep KV on request."""
 
 
 def explained(parts: Explained) -> str:
@@ -42,7 +44,7 @@ def explained(parts: Explained) -> str:
         sections += [
             "\n".join(["prefixes of prompts (tokens, values, calls that end there)", *_cut(_trees(plan))]),
             "\n".join(["schedule", *_cut(_schedule(plan))]),
-            "\n".join(["pins", *_cut(_pins(plan))]),
+            "\n".join(["pins (tokens, parts of the schedule, calls)", *_cut(_pins(plan, keeps_kv=parts.keeps_kv))]),
             "\n".join(["expected", *_figures(plan)]),
             _summary(plan),
         ]
@@ -64,14 +66,6 @@ def _passes(passes: Sequence[Mapping[str, Any]]) -> list[str]:
         if said:
             lines.append(f"  {report['name']}: {', '.join(said)}")
     return lines or ["  changed nothing"]
-
-
-def _pins(plan: Plan) -> Iterator[str]:
-    pins = plan.to_dict()["pins"]
-    for pin in pins:
-        yield f"  {', '.join(f'{name} {value}' for name, value in pin.items())}"
-    if not pins:
-        yield "  none"
 
 
 def _outcome(plan: Plan | None, actual: RunActuals) -> str:
@@ -114,6 +108,18 @@ def _schedule(plan: Plan) -> Iterator[str]:
         names = _names([operators[number].node for number in group.operators])
         plain = len(group.operators) == 1 or end - first == 1
         yield f"  {part.start:12,.1f}  {rows}: {names}{'' if plain else how}{where}"
+
+
+def _pins(plan: Plan, *, keeps_kv: bool) -> Iterator[str]:
+    if not keeps_kv:
+        yield "  none: this server is not told which KV to keep, as one of Weft and a model of the process are"
+    elif not plan.pins:
+        yield "  none: no part of the schedule comes back to a prefix after it was left"
+    operators = plan.analysed.unrolled.operators
+    for pin in plan.pins:
+        where = f" on engine {pin.engine}" if len(plan.engines) > 1 else ""
+        names = _names(list(dict.fromkeys(operators[number].node for number in pin.users)))
+        yield f"  {len(pin.tokens):12,}  {pin.start}-{pin.end}: {names}{where}"
 
 
 def _figures(plan: Plan) -> Iterator[str]:

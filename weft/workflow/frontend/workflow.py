@@ -85,8 +85,8 @@ class Workflow:
         from weft.workflow.api import plan_sources
         from weft.workflow.planning import explain
 
-        tokens, engines, model = plan_sources(self.graph, on, options.pop("model", ""))
-        return explain(self.graph, rows, model, engines, tokens=tokens, **options)
+        tokens, engines, model, keeps_kv = plan_sources(self.graph, on, options.pop("model", ""))
+        return explain(self.graph, rows, model, engines, tokens=tokens, keeps_kv=keeps_kv, **options)
 
     def stream(self, rows: Any, on: api.RunTarget, **options: Any) -> Generator[api.RunEvent, None, None]:
         """Run the workflow over rows; yields results as they are there; with `stream=["name"]` also the texts of these

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from weft.workflow.graph.nodes import AnyNode, GraphNode, SwitchNode
+
+_OUTER = re.compile(r"\w+")
 
 
 def case_step(place: str) -> str:
@@ -23,6 +26,12 @@ def label_prefix(label: str, owner: GraphNode, place: str) -> str:
     """
     step = case_step(place) if isinstance(owner, SwitchNode) else ""
     return f"{label}{step}."
+
+
+def outer_node(label: str) -> str:
+    """The outermost node of a label."""
+    found = _OUTER.match(label)
+    return found[0] if found else label
 
 
 def labelled_nodes(nodes: Iterable[AnyNode], prefix: str = "") -> Iterator[tuple[str, AnyNode]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -10,10 +10,13 @@ from weft.workflow.analysis.bounds import answer_nodes
 from weft.workflow.analysis.operators import Unrolled
 from weft.workflow.analysis.prefix_tree import PrefixTree
 from weft.workflow.analysis.row_prompts import RowPrompts
+from weft.workflow.planner.pins import PrefixPin
 from weft.workflow.planner.place import PlanEngine
 
 _OUTPUT = -1
 _ITEMS = -2
+ModelledCall = tuple[int, int, int]
+"""Operator, row, engine."""
 
 
 class PromptSources(NamedTuple):
@@ -35,10 +38,29 @@ class PromptSources(NamedTuple):
         return PromptSources(*(a + b for a, b in zip(self, other, strict=True)))
 
 
+class PlacedPin(NamedTuple):
+    """A pin among the calls of a schedule."""
+
+    pin: PrefixPin
+    start: int
+    """The number of the first call that it is kept for."""
+    end: int
+    """Behind the last one."""
+
+
+def _changes(pins: Sequence[PlacedPin]) -> dict[int, list[tuple[PrefixPin, bool]]]:
+    """By number of a call: the pins that end, and then those that begin, before it."""
+    changes: dict[int, list[tuple[PrefixPin, bool]]] = {}
+    for placed in pins:
+        changes.setdefault(placed.end, []).insert(0, (placed.pin, False))
+        changes.setdefault(placed.start, []).append((placed.pin, True))
+    return changes
+
+
 class CacheModel:
     """Replays calls one after the other on engines with a prefix cache each, which lets go the pieces that were used
-    longest ago, ends of prompts before their beginnings. Pages are whole: of a page that is shared in part nothing is
-    found."""
+    longest ago, ends of prompts before their beginnings, and none that is pinned. Pages are whole: of a page that is
+    shared in part nothing is found."""
 
     def __init__(self, unrolled: Unrolled, tree: PrefixTree, prompts: RowPrompts, engines: Sequence[PlanEngine]):
         self._operators = unrolled.operators
@@ -53,12 +75,17 @@ class CacheModel:
             for number, operator in enumerate(self._operators)
         ]
 
-    def replay(self, calls: Iterable[tuple[int, int, int]]) -> list[PromptSources]:
-        """[operators] for calls (operator, row, engine) in this order."""
+    def replay(self, calls: Iterable[ModelledCall], pins: Sequence[PlacedPin] = ()) -> list[PromptSources]:
+        """[operators] for calls in this order."""
+        changes = _changes(pins)
         caches = [_Cache(engine.kv_tokens) for engine in self._engines]
         found = [PromptSources() for _ in self._operators]
         answers = set(self._answers)
-        for number, row, engine in calls:
+        for at, (number, row, engine) in enumerate(calls):
+            for pin, begins in changes.get(at, ()):
+                change = caches[pin.engine].pin if begins else caches[pin.engine].unpin
+                for node in pin.nodes:
+                    change((node, 0))
             cache = caches[engine]
             held, continued = 0, 0
             keys = [(node, self._classes[node][row]) for node in self._paths[number]]
@@ -101,23 +128,37 @@ class CacheModel:
 
 
 class _Cache:
-    """Pieces by when they were used last."""
+    """Pieces by when they were used last, and those that pins keep."""
 
     def __init__(self, capacity: int):
         self._capacity = capacity
         self._pieces: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._held = 0
+        self._pins: Counter[tuple[int, int]] = Counter()
+        """How many pins a piece has, whether or not it is there."""
+        self._pinned: dict[tuple[int, int], int] = {}
 
     def __contains__(self, key: tuple[int, int]) -> bool:
-        return key in self._pieces
+        return key in self._pieces or key in self._pinned
 
     def use(self, key: tuple[int, int], tokens: int) -> None:
         if key in self._pieces:
             self._pieces.move_to_end(key)
-        else:
-            self._pieces[key] = tokens
+        elif key not in self._pinned:
+            pieces = self._pinned if self._pins[key] else self._pieces
+            pieces[key] = tokens
             self._held += tokens
 
+    def pin(self, key: tuple[int, int]) -> None:
+        self._pins[key] += 1
+        if key in self._pieces:
+            self._pinned[key] = self._pieces.pop(key)
+
+    def unpin(self, key: tuple[int, int]) -> None:
+        self._pins[key] -= 1
+        if not self._pins[key] and key in self._pinned:
+            self._pieces[key] = self._pinned.pop(key)
+
     def shrink(self) -> None:
-        while self._held > self._capacity:
+        while self._held > self._capacity and self._pieces:
             self._held -= self._pieces.popitem(last=False)[1]

@@ -26,6 +26,8 @@ class PlanEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Query tokens of a step at most."""
     forward: ForwardModel | None = None
     """How long its steps take; None: not measured."""
+    replica: Annotated[int, Meta(ge=0)] = 0
+    """Its number among the engines that serve the model."""
 
 
 class EnginePlacement(NamedTuple):

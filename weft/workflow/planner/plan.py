@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from weft.workflow.analysis.analyse import AnalysedGraph
 from weft.workflow.analysis.objectives import CallObjective, OutputObjective, node_objectives
-from weft.workflow.analysis.row_prompts import I64
 from weft.workflow.graph import digest
 from weft.workflow.planner.arrange import Arrangement, arrange
 from weft.workflow.planner.cost import ticks_of
 from weft.workflow.planner.groups import Costing, OperatorGroup
+from weft.workflow.planner.pins import PINNED_PART, PrefixPin, prefix_pins
 from weft.workflow.planner.place import PlanEngine, engines_by_model, place
 from weft.workflow.planner.predict import Predicted, Prediction
+from weft.workflow.planner.ranks import CallRanks, DecidedPlan
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +33,10 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the optimiser did to the graph; the plan repeats it."""
     digest: str | None = None
     """Of the graph before that; None: of the one that is planned."""
+    pinned_part: float = PINNED_PART
+    """Part of each engine's pages that pins may hold; 0: nothing is pinned."""
+    is_continued: bool = False
+    """Whether calls of an earlier plan of the same graph run before these."""
 
 
 class ScheduledCall(NamedTuple):
@@ -55,6 +59,7 @@ class Plan:
     objectives: Mapping[str, CallObjective]
     arrangement: Arrangement
     passes: Sequence[Mapping[str, Any]]
+    pins: Sequence[PrefixPin] = ()
 
     def calls(self) -> list[ScheduledCall]:
         """The calls with the names of their nodes, in the order of the schedule."""
@@ -66,14 +71,15 @@ class Plan:
         ]
 
     def ranks(self) -> CallRanks:
-        """The places of the calls in the schedule."""
-        return CallRanks(self)
+        """What a run follows: the places of the calls in the schedule, their engines, and the pins."""
+        made = DecidedPlan(self.analysed, self.engines, self.arrangement, self.pins)
+        return CallRanks(made, self.objectives)
 
     @functools.cached_property
     def prediction(self) -> Prediction:
         """What a run is expected to take; made when it is first asked for."""
         _, unrolled, tree, prompts = self.analysed
-        return Prediction(unrolled, tree, prompts, self.engines, self.arrangement)
+        return Prediction(unrolled, tree, prompts, self.engines, self.arrangement, self.pins)
 
     @property
     def predicted(self) -> Predicted:
@@ -101,43 +107,19 @@ class Plan:
                 }
                 for part in self.arrangement.parts
             ],
-            "pins": [],
+            "pins": [
+                {
+                    "engine": pin.engine,
+                    "tokens": len(pin.tokens),
+                    "users": list(dict.fromkeys(operators[number].node for number in pin.users)),
+                    "from": pin.start,
+                    "until": pin.end,
+                }
+                for pin in self.pins
+            ],
             "predicted": self.predicted._asdict(),
             "by_node": {node: each._asdict() for node, each in sorted(self.prediction.by_node().items())},
         }
-
-
-class CallRanks:
-    """Where each call stands in a schedule."""
-
-    def __init__(self, made: Plan):
-        operators = made.analysed.unrolled.operators
-        num_rows = made.analysed.prompts.num_rows
-        self._ranks: list[I64] = [np.zeros(num_rows, np.int64) for _ in operators]
-        """[operators][rows]"""
-        self._by_label: dict[str, dict[tuple[int, ...], int]] = {}
-        for number, operator in enumerate(operators):
-            self._by_label.setdefault(operator.node, {})[operator.rounds] = number
-        self._planned_rounds = {
-            label: tuple(max(each) for each in zip(*numbers, strict=True)) for label, numbers in self._by_label.items()
-        }
-        at = 0
-        for part in made.arrangement.parts:
-            group = part.group
-            rows = np.arange(group.rows[1] - group.rows[0])
-            for place_in_group, member in enumerate(group.operators):
-                if group.order == "rows":
-                    ranks = at + rows * len(group.operators) + place_in_group
-                else:
-                    ranks = at + place_in_group * len(rows) + rows
-                self._ranks[member][slice(*group.rows)] = ranks
-            at += len(rows) * len(group.operators)
-
-    def rank(self, label: str, rounds: tuple[int, ...], row: int) -> int:
-        """The place of a call. Rounds of a loop beyond those that were expected have that of the last one."""
-        most = self._planned_rounds[label]
-        number = self._by_label[label][tuple(map(min, rounds, most))]
-        return int(self._ranks[number][row])
 
 
 def make_plan(analysed: AnalysedGraph, engines: Sequence[PlanEngine], options: PlanOptions | None = None) -> Plan:
@@ -158,4 +140,5 @@ def make_plan(analysed: AnalysedGraph, engines: Sequence[PlanEngine], options: P
         objectives=node_objectives(unrolled, options.objective),
         arrangement=arrangement,
         passes=options.passes,
+        pins=prefix_pins(analysed, arrangement, engines, options.pinned_part, is_continued=options.is_continued),
     )

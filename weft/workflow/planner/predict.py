@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.core.cost.model import StepShape
+from weft.workflow.analysis.analyse import AnalysedGraph
 from weft.workflow.analysis.bounds import (
     EngineWork,
     call_bound_s,
@@ -20,8 +21,9 @@ from weft.workflow.analysis.operators import Unrolled
 from weft.workflow.analysis.prefix_tree import PrefixTree
 from weft.workflow.analysis.row_prompts import RowPrompts
 from weft.workflow.planner.arrange import Arrangement
-from weft.workflow.planner.cache_model import CacheModel, PromptSources
+from weft.workflow.planner.cache_model import CacheModel, PlacedPin, PromptSources
 from weft.workflow.planner.cost import decode_usage
+from weft.workflow.planner.pins import PrefixPin
 from weft.workflow.planner.place import PlanEngine
 
 
@@ -69,6 +71,7 @@ class Prediction:
         prompts: RowPrompts,
         engines: Sequence[PlanEngine],
         arrangement: Arrangement,
+        pins: Sequence[PrefixPin] = (),
     ):
         self._operators = unrolled.operators
         self._prompts = prompts
@@ -80,7 +83,7 @@ class Prediction:
         ]
         self._calls = calls
         self._cache_model = CacheModel(unrolled, tree, prompts, engines)
-        self._sources = self._cache_model.replay(calls)
+        self._sources = self._cache_model.replay(calls, _placed(pins, arrangement))
         used: list[dict[int, None]] = [{} for _ in self._operators]
         for part in arrangement.parts:
             for operator in part.group.operators:
@@ -227,6 +230,29 @@ class Prediction:
             ]
             call_s.append(np.min(alone, axis=0))
         return max(work_s, chain_bound_s(self._operators, call_s))
+
+
+def token_step_s(analysed: AnalysedGraph, engines: Sequence[PlanEngine]) -> float | None:
+    """Seconds of a token step: a step in which as many calls of mean length decode as the KV of an engine has room for,
+    on the first of these engines. None without a profile, or without engines and calls."""
+    operators, prompts = analysed.unrolled.operators, analysed.prompts
+    if not engines or engines[0].forward is None or not prompts.num_rows:
+        return None
+    calls = sum(operator.calls for operator in operators)
+    tokens = sum(
+        operator.calls * (float(prompts.prompt_tokens(number).mean()) + operator.output_tokens)
+        for number, operator in enumerate(operators)
+    )
+    context = max(1, round(tokens / max(calls, 1.0)))
+    batch = max(1, min(engines[0].kv_tokens // context, round(calls * prompts.num_rows)))
+    return engines[0].forward.predict_s(StepShape.decodes(batch, batch * context))
+
+
+def _placed(pins: Sequence[PrefixPin], arrangement: Arrangement) -> list[PlacedPin]:
+    starts = [0]
+    for part in arrangement.parts:
+        starts.append(starts[-1] + len(part.group.operators) * (part.group.rows[1] - part.group.rows[0]))
+    return [PlacedPin(pin, starts[pin.start], starts[pin.end + 1]) for pin in pins]
 
 
 _SUMMED = (

@@ -21,6 +21,11 @@ class CallProgress(Protocol):
         """The model begins."""
         ...
 
+    def first_token(self) -> None:
+        """The first token of the answer has come, so the KV of the whole prompt is there. Models of this process alone
+        tell it."""
+        ...
+
     def text(self, piece: str) -> None:
         """A further piece of the answer's text."""
         ...

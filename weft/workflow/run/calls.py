@@ -11,6 +11,7 @@ import msgspec
 from weft.workflow.actuals import CallTrace, CallUsage
 from weft.workflow.graph.nodes import LlmNode
 from weft.workflow.graph.values import AnswerValue, RowError, ValueOf, answer_content, chat_messages, fill
+from weft.workflow.planner.ranks import NextTurn
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 COMPLETION: Literal["/v1/completions"] = "/v1/completions"
@@ -44,6 +45,15 @@ class ModelAnswer(NamedTuple):
     times: CallTimes = CallTimes()
 
 
+class CallAdvice(NamedTuple):
+    """What the plan knows of a call and no field of a request says. It changes nothing of the answer."""
+
+    replica: int | None = None
+    """The engine that the plan has for it, among those of its model; None: any."""
+    next_turn: NextTurn | None = None
+    """What goes on from its KV; None: not known."""
+
+
 class ModelRequest(NamedTuple):
     """A body, and the endpoint of OpenAI's API that takes it."""
 
@@ -52,6 +62,8 @@ class ModelRequest(NamedTuple):
     hints: Mapping[str, Any] = {}
     """Further fields, which say when and where the call is to run and change nothing of its answer. Only a server of
     ours knows them."""
+    advice: CallAdvice = CallAdvice()
+    """For models of this process."""
 
     @property
     def key(self) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.abi.errors import Unsupported, WeftError
+from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.graph.values import TOO_DEEP, RowError, is_too_deep, split_ranges, text_of
 from weft.workflow.run.backend import NOTHING_KNOWN, KnowsTokens, ModelBackend
 from weft.workflow.run.calls import CallTimes, ModelAnswer, PromptFound
@@ -32,6 +33,8 @@ from weft.workflow.run.instructions import (
     TaskName,
 )
 from weft.workflow.run.journal import RunJournal
+from weft.workflow.run.keeper import KeepsPrefixes, PrefixKeeper
+from weft.workflow.run.known_statistics import KnownStatistics
 from weft.workflow.run.planning import RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.state import RunState
@@ -49,7 +52,7 @@ class Concurrency(NamedTuple):
     calls: int = 256
     """Calls at the model's server."""
     waiting_calls: int = 10
-    """Of those, calls that the model has not begun: few, so that the order of the plan is the server's order."""
+    """Of those, calls that an engine has not begun: few, so that the order of the plan is the engine's order."""
     functions: int = 16
     """Functions and programs."""
 
@@ -72,6 +75,8 @@ class RunServices(NamedTuple):
     """Told each answer of a call that was made, or that the cache had, now."""
     cache: PromptCache | None = None
     """For calls whose nodes may have an earlier answer."""
+    statistics: Callable[[WorkflowGraph], KnownStatistics] | None = None
+    """What earlier runs measured of a graph's nodes."""
 
 
 Asked = CallModel | CallFunction | RunProgram | AwaitExternal
@@ -102,8 +107,8 @@ class Driver:
         turn: Turn = next_pass,
     ):
         """`rows` are numbered, and closed at the end. What the `journal` has of them is not done again. The
-        `planner` must have been made with the order of the state. The `feed` is told texts and starts of calls. `turn`
-        is awaited between turns of evaluation."""
+        `planner` must have been made with the order of the state; the prefixes that it pins are kept as far as the
+        backend can. The `feed` is told texts and starts of calls. `turn` is awaited between turns of evaluation."""
         self._state = state
         self._rows = rows
         self._journal = journal
@@ -119,6 +124,13 @@ class Driver:
         self._num_waiting = 0
         self._is_open = True
         self._has_news = False
+        self._keeper: PrefixKeeper | None = None
+        backend = services.backend
+        if planner is not None and planner.settings.pins and isinstance(backend, KeepsPrefixes):
+            self._keeper = PrefixKeeper(planner.pins, backend, planner.settings.pinned_part)
+            planner.pins.counts = state.pins
+            planner.tell_unpinned(self._keeper.end)
+            state.on_settled = self._keeper.has_settled
 
     def wake(self) -> None:
         """The state was changed from outside: look at it again."""
@@ -142,6 +154,7 @@ class Driver:
                     if isinstance(instruction, Notice):
                         if isinstance(instruction, RowDone):
                             self.feed.end_row(instruction.row)
+                            self._row_ended(instruction)
                         yield instruction
                     else:
                         self._start(instruction)
@@ -152,11 +165,15 @@ class Driver:
                     return
                 await self._next_reports(next_try_s)
         finally:
+            if self._keeper is not None:
+                self._keeper.close()
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
             if self._planner is not None:
                 await self._planner.close()
+            if self._keeper is not None:
+                self._keeper.close()
             if isinstance(self._rows, AsyncGenerator):
                 await self._rows.aclose()  # what it has open would wait for the garbage collector
             self._state.close()
@@ -171,6 +188,11 @@ class Driver:
     def _may_open(self) -> bool:
         return self._is_open and self._state.num_rows < self._at_once.rows and self._state.has_room
 
+    def _row_ended(self, notice: RowDone) -> None:
+        if self._keeper is not None:
+            self._keeper.has_ended(notice.row)
+            self._state.pins = self._keeper.counts
+
     async def _open_rows(self) -> None:
         while self._may_open:
             rows = self._rows
@@ -182,7 +204,8 @@ class Driver:
             await self._evaluate()
 
     def _room(self) -> int:
-        return max(min(self._at_once.calls - self._num_calls, self._at_once.waiting_calls - self._num_waiting), 0)
+        waiting = self._at_once.waiting_calls * (1 if self._planner is None else self._planner.num_engines)
+        return max(min(self._at_once.calls - self._num_calls, waiting - self._num_waiting), 0)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -235,12 +258,20 @@ class Driver:
         self._num_waiting -= 1
         self.wake()
 
+    def has_prompt(self, call: CallModel) -> None:
+        """The KV of a call's prompt is there."""
+        if self._keeper is not None:
+            self._keeper.has_started(call)
+
     def said(self, call: CallModel, piece: str) -> None:
         """A call has given a further piece of its text."""
         self.feed.piece(self._state.answered_by(call.task), piece)
 
     async def _complete(self, call: CallModel, progress: _Progress) -> ModelAnswer:
+        begun_with = [] if self._keeper is None else self._keeper.begins_with(call)
         found = await self._answer(call, progress)
+        if self._keeper is not None:
+            self._keeper.was_answered(begun_with, found)
         found = found._replace(times=CallTimes() if found.is_cached else progress.times())
         self._services.on_answer(found)
         return found
@@ -333,6 +364,10 @@ class _Progress:
             self._started_s = time.time()
             self._driver.feed.started(*self._call.task, start, self._started_s)
             self._driver.begun()
+
+    def first_token(self) -> None:
+        """As `CallProgress.first_token`."""
+        self._driver.has_prompt(self._call)
 
     def text(self, piece: str) -> None:
         """As `CallProgress.text`."""

@@ -46,6 +46,7 @@ from weft.workflow.run.calls import request_of
 from weft.workflow.run.frames import OUTPUTS, Frame, OpenMap, RowFailure, Within
 from weft.workflow.run.instructions import AwaitExternal, CallFunction, CallModel, RunProgram, TaskName
 from weft.workflow.run.measures import RunMeasures
+from weft.workflow.run.order import CallSite
 
 Asked = CallModel | CallFunction | RunProgram | AwaitExternal
 
@@ -151,7 +152,7 @@ class Evaluation:
             case LlmNode():
                 request = request_of(node, value_of)
                 self._hold(frame, _own_bytes(node, request.body))
-                self._ask(frame, node, CallModel(name, request, node.cache))
+                self._ask(frame, node, CallModel(name, request, node.cache, site_of(frame, node.id)))
             case MapNode():
                 items = items_of(node, value_of(reference_of(node.over)))
                 frame.opened[node.id] = OpenMap(len(items))
@@ -267,6 +268,11 @@ class Evaluation:
             self._enter(Within(outer, node.id, f"#{number}", number), "body", outputs, held_bytes)
         except LimitExceeded as error:
             self._settle(outer, node.id, RowFailure(outer.path + node.id, error))
+
+
+def site_of(frame: Frame, node_id: str) -> CallSite:
+    """Where a node of a frame stands in the run."""
+    return CallSite(frame.row, frame.plan.labels[node_id], frame.rounds, frame.items)
 
 
 def reached_value(frame: Frame, reference: Reference) -> Any:

@@ -9,6 +9,7 @@ from weft.workflow.actuals import CallTrace
 from weft.workflow.graph.nodes import ExternalNode, FunctionNode, ProgramNode
 from weft.workflow.run.calls import ModelRequest
 from weft.workflow.run.frames import RowFailure
+from weft.workflow.run.order import CallSite
 
 
 class TaskName(NamedTuple):
@@ -28,6 +29,7 @@ class CallModel(NamedTuple):
     task: TaskName
     request: ModelRequest
     may_be_cached: bool
+    site: CallSite
 
 
 class CallFunction(NamedTuple):

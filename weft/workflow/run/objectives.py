@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -10,11 +9,11 @@ from weft.core.objectives import LEAST_DEADLINE_S, MAX_DEADLINE_S
 from weft.workflow.analysis.objectives import CallObjective, WantedCall, call_objectives
 from weft.workflow.criteria import Criterion
 from weft.workflow.graph.digest import free_references
+from weft.workflow.graph.labels import outer_node
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import AnyNode, LlmNode, MapNode
 from weft.workflow.run.frames import BodyPlan
 
-_OUTER = re.compile(r"\w+")
 _STRICTNESS = {"throughput": 0, "deadline": 1, "ttft": 2, "latency": 2}
 PRIORITIES: Mapping[str, int] = {"latency": -10, "ttft": -10, "group": -5, "deadline": -5, "throughput": 10}
 """The `priority` of requests; `group` is a task group's. Lower runs earlier; plain requests have 0."""
@@ -31,8 +30,7 @@ class SessionObjectives:
 
     def of(self, label: str) -> CallObjective | None:
         """The objective of a node by its label; seconds of a deadline are a time."""
-        found = _OUTER.match(label)
-        return self._found.get(found[0]) if found else None
+        return self._found.get(outer_node(label))
 
     def want(self, node: str, criterion: Criterion, now: float, settled: Collection[str]) -> bool:
         """A value is asked for at `now`, in seconds. Of several criteria for one value the strictest counts. Returns

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from weft.workflow.graph.labels import label_prefix
 from weft.workflow.graph.nodes import AnyNode, WorkflowGraph
+from weft.workflow.run.calls import CallAdvice
 
 
 class CallSite(NamedTuple):
@@ -23,8 +24,17 @@ class CallSite(NamedTuple):
 
 Order = Callable[[CallSite], tuple[Any, ...]]
 """What calls are sorted by. Among equal ones rounds come in order, then items."""
-Hints = Callable[[CallSite], Mapping[str, Any]]
-"""Fields of a call's request that say when and where it is to run."""
+
+
+class CallHints(NamedTuple):
+    """What is told of a call beside its body."""
+
+    fields: Mapping[str, Any] = {}
+    """Fields of its request that say when and where it is to run."""
+    advice: CallAdvice = CallAdvice()
+
+
+Hints = Callable[[CallSite], CallHints]
 
 
 class NodePlaces:
@@ -52,9 +62,9 @@ class NodePlaces:
                 self._note(inner, label_prefix(label, node, at), (*place, number))
 
 
-def no_hints(site: CallSite) -> Mapping[str, Any]:
+def no_hints(site: CallSite) -> CallHints:
     """Calls run as those of anybody."""
-    return {}
+    return CallHints()
 
 
 def row_by_row(graph: WorkflowGraph) -> Order:

@@ -7,19 +7,24 @@ rows that come late. Owns which rows are sampled, and the figures that plans are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.workflow.analysis.analyse import analyse
 from weft.workflow.analysis.prompts import TokensOf
-from weft.workflow.analysis.statistics import sampled_rows
+from weft.workflow.analysis.statistics import Statistics, sampled_rows
 from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.nodes import LlmNode, WorkflowGraph
 from weft.workflow.planner.place import PlanEngine
-from weft.workflow.planner.plan import CallRanks, make_plan
+from weft.workflow.planner.plan import PlanOptions, make_plan
+from weft.workflow.planner.ranks import CallRanks
+from weft.workflow.run.pins import KvPrefix, RunPins
 from weft.workflow.run.planned_order import PlannedOrder, is_plan_due
+from weft.workflow.run.settings import OutputObjectives, PlanSettings
 from weft.workflow.run.state import RunState
 
+NEWS_PART = 0.25
+"""By which the length of answers must differ from what was assumed for another plan to be made."""
 PlannedRows = Mapping[int, Mapping[str, Any]]
 """Rows of one plan: number -> inputs."""
 
@@ -31,6 +36,8 @@ class PlanSources(NamedTuple):
     engines: Sequence[PlanEngine]
     model: str
     """Of calls that name none."""
+    keeps_kv: bool = True
+    """Whether engines can be told which KV to keep, and which conversations go on."""
 
 
 class PlanRounds:
@@ -42,9 +49,17 @@ class PlanRounds:
         order: PlannedOrder,
         sources: PlanSources,
         statistics: Mapping[str, Mapping[str, Any]] | None = None,
+        settings: PlanSettings | None = None,
+        objective: OutputObjectives = "throughput",
     ):
         """`order` is that of the run's state. `statistics` are known figures, as `weft.workflow.plan` takes them; where
-        they lack the length of an answer, a sample of the rows runs first and gives it."""
+        they lack the length of an answer, a sample of the rows runs first and gives it. `objective` is that of the
+        outputs."""
+        self.settings = settings or PlanSettings()
+        self.pins = RunPins()
+        """What plans want to be kept."""
+        self.on_unpinned: Callable[[list[KvPrefix]], None] = lambda prefixes: None
+        """Told what a new plan does not want any more."""
         self.num_plans = 0
         """Plans that the order has had so far."""
         self.known: dict[str, Mapping[str, Any]] = dict(statistics or {})
@@ -52,12 +67,25 @@ class PlanRounds:
         self._graph = graph
         self._order = order
         self._sources = sources
-        labels = [label for label, node in labelled_nodes(graph.nodes) if isinstance(node, LlmNode)]
-        self._unknown = [label for label in labels if "output_tokens" not in self.known.get(label, {})]
+        self._objective = objective
+        self._unknown: dict[str, Mapping[str, Any]] = {}
+        """Calls of whose answers no length is known, by label: their requests."""
+        # Without an order no row runs first, and what a sample measures would come too late.
+        for label, node in labelled_nodes(graph.nodes) if self.settings.order else ():
+            if isinstance(node, LlmNode) and "output_tokens" not in self.known.get(label, {}):
+                self._unknown[label] = node.request
         self._sample: set[int] | None = None
         """Rows of the sample that have not ended; None before the first plan."""
         self._looked_at = (0, True)
         """Rows that had arrived when late ones were counted last, and whether more could come."""
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of a model, of the one that has most of them; 1 where plans choose none."""
+        models: dict[str, int] = {}
+        for engine in self._sources.engines if self.settings.engines else ():
+            models[engine.model] = models.get(engine.model, 0) + 1
+        return max(models.values(), default=1)
 
     @property
     def has_begun(self) -> bool:
@@ -78,27 +106,39 @@ class PlanRounds:
 
     def ranks(self, rows: PlannedRows) -> CallRanks:
         """Make a plan. Takes long, and changes nothing. Raises `WeftError` and `ValueError`."""
-        tokens, engines, model = self._sources
-        return make_plan(analyse(self._graph, list(rows.values()), model, self.known, tokens), engines).ranks()
+        sources = self._sources
+        options = PlanOptions(
+            objective=self._objective,
+            pinned_part=self.settings.planned_part if sources.keeps_kv else 0.0,
+            is_continued=self.num_plans > 0,
+        )
+        analysed = analyse(self._graph, list(rows.values()), sources.model, self.known, sources.tokens)
+        return make_plan(analysed, sources.engines, options).ranks()
 
     def put(self, state: RunState, rows: PlannedRows, ranks: CallRanks) -> None:
         """Order the run's calls by a plan. Rows that have started meanwhile stay where they are, before the others."""
         self._order.put({row: index for index, row in enumerate(rows) if row in state.unstarted}, ranks, state.rows)
+        moved = rows.keys() & state.unstarted.keys()
+        self.on_unpinned(self.pins.plan(ranks.pins, list(rows), moved, state.rows))
         state.sort()
         self.num_plans += 1
 
     def _has_sampled(self, state: RunState) -> bool:
-        """Whether the last row of the sample has ended just now; then its figures are known."""
+        """Whether the last row of the sample has ended just now, and its figures are not about what was assumed: a plan
+        of the rest comes back to all prefixes of the one before."""
         if not self._sample:
             return False
         self._sample &= state.rows
         if self._sample:
             return False
-        measured = state.measured()
-        for label in self._unknown:
+        measured, assumed = state.measured(), Statistics(self.known)
+        is_news = False
+        for label, request in self._unknown.items():
             if label in measured:
+                known = assumed.output_tokens(label, request)
+                is_news |= abs(measured[label]["output_tokens"] - known) > NEWS_PART * known
                 self.known[label] = {**self.known.get(label, {}), **measured[label]}
-        return bool(state.unstarted)
+        return is_news and bool(state.unstarted)
 
     def _has_late_rows(self, state: RunState, *, is_open: bool) -> bool:
         if self._looked_at == (state.num_opened, is_open):

@@ -1,11 +1,15 @@
-"""The order of a run that has plans, and when another plan is due. Pure."""
+"""The order of a run that has plans, what is told of its calls, and when another plan is due. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from typing import Any, NamedTuple, Protocol
 
-from weft.workflow.run.order import CallSite, Order
+from weft.workflow.analysis.objectives import CallObjective
+from weft.workflow.planner.ranks import NextTurn
+from weft.workflow.run.calls import CallAdvice
+from weft.workflow.run.order import CallHints, CallSite, Order
+from weft.workflow.run.settings import OutputObjectives, PlanSettings
 
 _NO_PLAN = 1 << 62
 """Behind all plans."""
@@ -18,6 +22,19 @@ class Ranks(Protocol):
 
     def rank(self, label: str, rounds: tuple[int, ...], row: int) -> int:
         """Of a call; `row` is the number of its row within the plan."""
+        ...
+
+    def engine(self, label: str, rounds: tuple[int, ...], row: int) -> int:
+        """The engine of a call, among those of its model."""
+        ...
+
+    def next_turn(self, label: str, rounds: tuple[int, ...], row: int) -> NextTurn:
+        """What comes after a call in its conversation."""
+        ...
+
+    @property
+    def objectives(self) -> Mapping[str, CallObjective]:
+        """By label."""
         ...
 
 
@@ -33,17 +50,35 @@ class PlannedOrder:
     """Calls in the order of the plan that has their row: those of earlier plans first, because their rows hold values
     and KV. Rows that no plan has come last, in an order of their own."""
 
-    def __init__(self, otherwise: Order):
+    def __init__(
+        self, otherwise: Order, settings: PlanSettings | None = None, objective: OutputObjectives = "throughput"
+    ):
+        """`settings` say what of plans is followed; all of it, where there are none. `objective` is that of the
+        outputs."""
         self._otherwise = otherwise
+        self._settings = settings or PlanSettings()
+        self._objective = objective if isinstance(objective, str) else "throughput"
+        """Of calls that no plan has."""
         self._rows: dict[int, _PlannedRow] = {}
         self._count = 0
 
     def __call__(self, site: CallSite) -> tuple[Any, ...]:
         """As `Order`."""
         found = self._rows.get(site.row)
-        if found is None:
+        if found is None or not self._settings.order:
             return _NO_PLAN, *self._otherwise(site)
         return found.number, found.ranks.rank(site.label, site.rounds, found.place)
+
+    def hints(self, site: CallSite) -> CallHints:
+        """As `Hints`: the objective that the plan gives the call, its engine, and what goes on from it."""
+        found = self._rows.get(site.row)
+        objective = None if found is None else found.ranks.objectives.get(site.label)
+        fields = {"objective": self._objective if objective is None else objective.name}
+        if found is None:
+            return CallHints(fields)
+        ranks, at = found.ranks, (site.label, site.rounds, found.place)
+        replica = ranks.engine(*at) if self._settings.engines else None
+        return CallHints(fields, CallAdvice(replica, ranks.next_turn(*at) if self._settings.turns else None))
 
     def __contains__(self, row: int) -> bool:
         return row in self._rows

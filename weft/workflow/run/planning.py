@@ -8,9 +8,11 @@ from typing import Any
 
 from weft.abi.errors import WeftError
 from weft.workflow.graph.nodes import WorkflowGraph
-from weft.workflow.planner.plan import CallRanks
+from weft.workflow.planner.ranks import CallRanks
+from weft.workflow.run.pins import KvPrefix, RunPins
 from weft.workflow.run.plan_rounds import PlannedRows, PlanRounds, PlanSources
 from weft.workflow.run.planned_order import PlannedOrder
+from weft.workflow.run.settings import OutputObjectives, PlanSettings
 from weft.workflow.run.state import RunState
 
 __all__ = ["PlanSources", "RunPlanner"]
@@ -30,12 +32,33 @@ class RunPlanner:
         sources: PlanSources,
         statistics: Mapping[str, Mapping[str, Any]] | None = None,
         beside: Beside = asyncio.to_thread,
+        settings: PlanSettings | None = None,
+        objective: OutputObjectives = "throughput",
     ):
         """As `PlanRounds`; `beside` makes plans."""
         self.failure: Exception | None = None
-        self._rounds = PlanRounds(graph, order, sources, statistics)
+        self._rounds = PlanRounds(graph, order, sources, statistics, settings, objective)
         self._beside = beside
         self._planning: asyncio.Task[None] | None = None
+
+    @property
+    def settings(self) -> PlanSettings:
+        """What the run does with its plans."""
+        return self._rounds.settings
+
+    @property
+    def pins(self) -> RunPins:
+        """What plans want to be kept."""
+        return self._rounds.pins
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of a model, of the one that has most of them; 1 where plans choose none."""
+        return self._rounds.num_engines
+
+    def tell_unpinned(self, told: Callable[[list[KvPrefix]], None]) -> None:
+        """Tell of prefixes that a new plan does not want any more."""
+        self._rounds.on_unpinned = told
 
     @property
     def num_plans(self) -> int:

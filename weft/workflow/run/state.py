@@ -8,7 +8,7 @@ had is a `RowFailure`, which all that depends on it inherits, so a failed row ha
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from weft.abi.errors import EngineDead, LimitExceeded, Overloaded, WeftError
@@ -26,7 +26,7 @@ from weft.workflow.graph.nodes import (
 from weft.workflow.graph.values import RowError, plain
 from weft.workflow.run.bounds import EvaluationBudget
 from weft.workflow.run.calls import ModelAnswer, trace_of, value_of_answer
-from weft.workflow.run.evaluation import Asked, Evaluation
+from weft.workflow.run.evaluation import Asked, Evaluation, site_of
 from weft.workflow.run.frames import OUTPUTS, BodyPlan, Frame, RowFailure
 from weft.workflow.run.instructions import (
     CallModel,
@@ -61,7 +61,7 @@ class _Task:
     @property
     def site(self) -> CallSite:
         """Where it stands in the run."""
-        return CallSite(self.frame.row, self.label, self.frame.rounds, self.frame.items)
+        return site_of(self.frame, self.node.id)
 
 
 class RunState(Evaluation):
@@ -101,6 +101,10 @@ class RunState(Evaluation):
         """Calls in flight by the key of their request; the first of each list is the one that is sent."""
         self._out: list[Instruction] = []
         self._num_sent = counts.calls.calls
+        self.on_settled: Callable[[int, str], None] = lambda row, node: None
+        """Told each outer node of a row that has its value, or never will."""
+        self.pins = counts.pins
+        """What engines were asked to keep for the run, as far as it is known by now."""
 
     # ---- events
 
@@ -195,12 +199,12 @@ class RunState(Evaluation):
     @property
     def counts(self) -> RunCounts:
         """What the run has done so far."""
-        return self._ledger.counts
+        return self._ledger.counts._replace(pins=self.pins)
 
     @property
     def ended_counts(self) -> RunCounts:
         """What the rows that have ended did: another state goes on from these."""
-        return self._ledger.ended
+        return self._ledger.ended._replace(pins=self.pins)
 
     def sort(self) -> None:
         """The order has changed: sort the calls that are ready by it."""
@@ -240,7 +244,8 @@ class RunState(Evaluation):
         """A call with the hints that hold now; they are no part of what is known of the task."""
         call = task.instruction
         assert isinstance(call, CallModel)
-        return call._replace(request=call.request._replace(hints=self._hints(task.site)))
+        fields, advice = self._hints(call.site)
+        return call._replace(request=call.request._replace(hints=fields, advice=advice))
 
     def _reached(self) -> LimitExceeded | None:
         if self._limits.calls is not None and self._num_sent >= self._limits.calls:
@@ -283,6 +288,11 @@ class RunState(Evaluation):
         for each in equals[1:]:
             self._ledger.note(each.row, self._tasks[each].label, merged)
         return equals
+
+    def _settle(self, frame: Frame, node_id: str, value: Any) -> None:
+        super()._settle(frame, node_id, value)
+        if frame.outer is None:
+            self.on_settled(frame.row, node_id)
 
     def _row_ended(self, row: int, outputs: Mapping[str, Any]) -> None:
         failure = next((value for value in outputs.values() if isinstance(value, RowFailure)), None)

@@ -18,16 +18,18 @@ from weft.abi.errors import ConfigError
 from weft.endpoints.models import Models
 from weft.store.answers import AnswerTable
 from weft.store.served_runs import Endings, ServedRunTable
+from weft.store.statistics import StatisticsTable
 from weft.store.workflow_runs import SavedRun, WorkflowRunTable
 from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.streamed import streamed_calls
 from weft.workflow.passes import optimise
-from weft.workflow.planner.plan import CallRanks
+from weft.workflow.planner.ranks import CallRanks
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.feed import RunFeed
 from weft.workflow.run.instructions import RowDone
 from weft.workflow.run.journal import RunJournal
+from weft.workflow.run.known_statistics import KnownStatistics
 from weft.workflow.run.order import row_by_row
 from weft.workflow.run.plan_rounds import PlannedRows
 from weft.workflow.run.planned_order import PlannedOrder
@@ -61,6 +63,7 @@ class RunTables(NamedTuple):
     tasks: WorkflowRunTable
     answers: AnswerTable
     variables: WaitingVariables
+    statistics: StatisticsTable
 
 
 class _Unwritten(NamedTuple):
@@ -80,6 +83,7 @@ class _Prepared(NamedTuple):
     journal: RunJournal
     endings: Endings
     feed: RunFeed
+    statistics: KnownStatistics
 
 
 class RunExecution:
@@ -126,6 +130,7 @@ class RunExecution:
             raise errors.exceptions[0] from None
         finally:
             self._count(prepared.state)
+            prepared.statistics.keep(prepared.state.measured())
 
     def _prepare(self, record: WorkflowRunRecord) -> _Prepared:
         """Blocks."""
@@ -136,13 +141,24 @@ class RunExecution:
         # Another version of the optimiser may make another graph; what is known of nodes is then of no use.
         tasks = self._tables.tasks.tasks(record.id) if record.executed == name else {}
         counts = record.ended_counts._replace(rows=len(endings.rows), failed_rows=endings.num_failed)
-        order = PlannedOrder(row_by_row(executed))
+        settings, objective = record.spec.planning, record.spec.objective
+        order = PlannedOrder(row_by_row(executed), settings, objective)
         budget = self._evaluations.of_runs(record.tenant)
-        state = RunState(executed, order, record.spec.limits, counts=counts, budget=budget)
+        state = RunState(executed, order, record.spec.limits, order.hints, counts, budget)
+        statistics = KnownStatistics(
+            self._tables.statistics, executed, f"{record.weights} {record.model}", record.tenant
+        )
         planner = None
-        if record.spec.planned:
-            sources = plan_sources(self._models, record.model)
-            planner = RunPlanner(executed, order, sources, beside=self._beside)
+        if settings.needs_plans:
+            planner = RunPlanner(
+                executed,
+                order,
+                plan_sources(self._models, record.model),
+                statistics.load(),
+                self._beside,
+                settings,
+                objective,
+            )
         journal = RunJournal(self._tables.tasks, record.id, SavedRun({}, tasks))
         calls = streamed_calls(executed, record.spec.stream)
         # Positions grow with time, so that those of an earlier execution lie before all of this one.
@@ -154,7 +170,7 @@ class RunExecution:
             position=time.time_ns() // 1000,
             num_ended=endings.last,
         )
-        return _Prepared(name, state, planner, journal, endings, feed)
+        return _Prepared(name, state, planner, journal, endings, feed, statistics)
 
     async def _beside(self, plan: PlanOfRows, rows: PlannedRows) -> CallRanks:
         return await self._evaluations.on_thread(self._run.record.tenant, partial(plan, rows))

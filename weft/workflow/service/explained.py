@@ -64,7 +64,7 @@ class WorkflowExplanations:
                 "at most: give fewer rows.",
                 "rows",
             )
-        tokens, engines, model = plan_sources(self._models, self._model(graph, asked.model))
+        tokens, engines, model, _ = plan_sources(self._models, self._model(graph, asked.model))
         return explain(graph, asked.rows, model, engines, asked.statistics, optimise=asked.optimise, tokens=tokens)
 
     def _model(self, graph: WorkflowGraph, named: str | None) -> str:
@@ -84,4 +84,6 @@ class WorkflowExplanations:
         actual = RunActuals(record.counts, None if record.started_s is None else end_s - record.started_s, traces)
         sources = plan_sources(self._models, record.model)
         known = rows if len(rows) >= record.num_rows or rows else None
-        return explain_run(workflow.graph(), known, sources, actual, optimise=record.spec.optimise)
+        spec = record.spec
+        options = {"objective": spec.objective, "pinned_part": spec.planning.planned_part}
+        return explain_run(workflow.graph(), known, sources, actual, optimise=spec.optimise, plan_options=options)

@@ -10,6 +10,7 @@ from weft.core.wire import ErrorRecord
 from weft.programs.run.runs import Status
 from weft.workflow.actuals import RunCounts
 from weft.workflow.run.instructions import RunLimits
+from weft.workflow.run.settings import OutputObjectives, PlanSettings
 
 PREFIX = "wrun-"
 """Of the ids of runs of workflows; those of programs begin otherwise."""
@@ -23,8 +24,6 @@ class WorkflowRunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether calls may have answers of equal earlier ones of the tenant."""
     optimise: bool = True
     """Whether the optimiser may rewrite the graph first."""
-    planned: bool = True
-    """Whether calls run in the order of plans; else row by row."""
     model: str | None = None
     """A served name, for calls that name none."""
     priority: int = 0
@@ -35,6 +34,8 @@ class WorkflowRunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Outputs whose texts are told while they are generated."""
     starts: bool = False
     """Whether starts of calls are told."""
+    objective: OutputObjectives = "throughput"
+    planning: PlanSettings = PlanSettings()
 
 
 class WorkflowRunRecord(msgspec.Struct, frozen=True, kw_only=True):

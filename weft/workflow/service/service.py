@@ -9,6 +9,7 @@ from weft.endpoints.models import Models
 from weft.store.answers import AnswerTable
 from weft.store.database import Database
 from weft.store.served_runs import ServedRunTable
+from weft.store.statistics import StatisticsTable
 from weft.store.workflow_runs import WorkflowRunTable
 from weft.store.workflow_variables import WorkflowVariableTable
 from weft.store.workflows import WorkflowQuota, WorkflowTable
@@ -39,6 +40,7 @@ class WorkflowService:
             WorkflowRunTable(self._database),
             AnswerTable(self._database, config.max_cache_bytes),
             self.variables,
+            StatisticsTable(self._database),
         )
         self.library = WorkflowLibrary(WorkflowTable(self._database, quota), self._threads)
         self.runs = WorkflowRuns(config, models, self.library, tables, self.evaluations)

@@ -6,7 +6,7 @@ Owns the tasks of the session and the futures of those who wait. What is evaluat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from weft.workflow.run.frames import RowFailure
 from weft.workflow.run.growing import GrowingState
 from weft.workflow.run.instructions import AwaitExternal, RunLimits, Settled
 from weft.workflow.run.objectives import hints_of
-from weft.workflow.run.order import CallSite
+from weft.workflow.run.order import CallHints, CallSite
 from weft.workflow.run.value_errors import NodeFailed
 
 
@@ -200,8 +200,9 @@ class SessionRun:
             self._release()
             raise
 
-    def _hints(self, site: CallSite) -> Mapping[str, Any]:
-        return {"session_id": self.session_id, **hints_of(self._state.objective(site.label), self._now())}
+    def _hints(self, site: CallSite) -> CallHints:
+        told = hints_of(self._state.objective(site.label), self._now())
+        return CallHints({"session_id": self.session_id, **told})
 
     def _release(self) -> None:
         """Let all who wait see that the session is over."""
