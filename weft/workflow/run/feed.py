@@ -90,8 +90,8 @@ class _AnswerText:
         self._checked = 0
 
     def add(self, piece: str, position: int) -> int | None:
-        """Take the next piece of the present try. Returns where the text is no longer what it was; None: nothing that
-        was said before has changed."""
+        """Take the next piece of the present try. Returns the first position at which the text has changed; None: it
+        only grew."""
         known = self.read(self._checked, self._checked + len(piece))
         same = len(known) if piece.startswith(known) else _common(known, piece)
         end, cut = self._checked + len(piece), None
