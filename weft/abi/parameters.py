@@ -102,5 +102,11 @@ USAGE = _table(
         None,
         "The first token that differs from the finished turn that the prompt continues; absent: none.",
     ),
+    Parameter(
+        "num_continued_tokens",
+        0,
+        "Of the cached tokens, those of KV that the sequence continues: its own, its parent's, or a finished turn's.",
+    ),
+    Parameter("num_prefill_tokens", 0, "Known tokens that went through a forward, recomputation included."),
 )
 """What an operation cost, as the engine reports it to clients and programs."""

@@ -43,6 +43,8 @@ class Usage:
     num_host_tokens: int = 0
     num_recomputed_tokens: int = 0
     first_different_token: int | None = None
+    num_continued_tokens: int = 0
+    num_prefill_tokens: int = 0
 
     @property
     def num_new_tokens(self) -> int:
