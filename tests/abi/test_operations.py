@@ -35,6 +35,10 @@ def test_the_library_calls_every_operation_and_asks_only_those_that_answer() -> 
     posted, asked = set(), set()
     for path in SDK.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and _is_op(node.value):
+                # A class names the operation that `OwnedResource.release` posts.
+                assert [getattr(target, "id", "") for target in node.targets] == ["release_op"]
+                posted.add(Op[node.value.attr])
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
