@@ -61,6 +61,20 @@ def test_texts_are_those_of_the_results(shared: RunningServer) -> None:
     assert_nothing_left(shared)
 
 
+def test_a_stream_that_begins_after_the_end_has_all_texts(shared: RunningServer) -> None:
+    with shared.http() as client, Client(shared.url) as reader:
+        run = start(client, TELL, ROWS, background=True, stream=["b"])["id"]
+        for _ in range(2):  # the second one begins when the run is over
+            events = list(reader.workflows.events(run))
+            rows = {event.row.row: event.row.outputs for event in events if event.row is not None}
+            pieces = [piece for event in events for piece in event.texts]
+            texts = {row: "".join(piece.text for piece in pieces if piece.row == row) for row in rows}
+            assert texts == {row: outputs["b"] for row, outputs in rows.items()}
+        behind = list(reader.workflows.events(run, events[-2].id))
+        assert not [piece for event in behind for piece in event.texts]
+    assert_nothing_left(shared)
+
+
 def test_a_stream_goes_on_where_it_was() -> None:
     with running(auto=False) as server, server.http() as client, Client(server.url) as reader:
         run = start(client, TELL, ROWS, background=True, stream=["a", "b"])["id"]

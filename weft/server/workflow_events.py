@@ -45,6 +45,8 @@ class WorkflowStream(EventStream):
     ):
         super().__init__(request, service)
         self._position = position
+        self._is_whole = not after and not position
+        """Whether the client has nothing of the run yet."""
         self._feed: RunFeed | None = None
         self._reader: FeedReader | None = None
         self._run = run
@@ -99,11 +101,17 @@ class WorkflowStream(EventStream):
         self._reader = None if self._feed is None else self._feed.reader(self._position, self._run.notify)
 
     def _rest(self, number: int, result: bytes) -> bytes:
-        """What is left to tell of the texts of a row that has ended, unless it had when this stream began."""
-        if self._reader is None or number <= self._reader.num_ended_before:
+        """What is left to tell of the texts of a row that has ended. A stream that begins behind a result does not know
+        what was told of rows that had ended by then."""
+        names = self._run.record.spec.stream
+        if not names or (not self._is_whole and (self._reader is None or number <= self._reader.num_ended_before)):
             return b""
         row = msgspec.json.decode(result)
-        rest = self._reader.rest(row["row"], row["outputs"])
+        if self._reader is not None:
+            rest = self._reader.rest(row["row"], row["outputs"])
+        else:
+            texts = ((name, row["outputs"].get(name)) for name in names)
+            rest = [TextDelta(row["row"], name, 0, text) for name, text in texts if isinstance(text, str) and text]
         return self._line(WorkflowEvent(type="live", texts=_pieces(rest))) if rest else b""
 
     def _waits(self) -> bytes:
