@@ -8,10 +8,10 @@ same command gives the same figures on any machine. The file is written after ea
 ones that it has; `--most` ends the command after so many.
 
     helium    the eight workflows of Helium's section 7, its rows and lengths, Qwen3 8B on two H100: Weft, and clients
-              that go query by query, operator by operator, or send each call when its inputs are there
+              that go operator by operator, or send each call when its inputs are there
     ablation  what the parts of Weft are worth there
     pools     trading and debate in pools of a third of all KV, and of all
-    order     hit rates of trading by the order of calls alone (Helium, table 4)
+    order     hit rates of trading by the order of calls alone, query by query too (Helium, table 4)
     scaling   trading by rows, branches, rounds and engines (Helium, figure 8)
 
 and Parrot's section 8, LLaMA 13B on an A100 and 7B on four A6000:
@@ -22,8 +22,8 @@ and Parrot's section 8, LLaMA 13B on an A100 and 7B on four A6000:
     users       four applications with long prompts that their users share
     mixed       chat and map-reduce on four engines
 
-Workflows of Helium run in two ways: `merged`, with the equal calls that they have, which Weft makes once; and
-`distinct`, with none, every call begun like the one that it would be equal to. Tokens computed from prompts are given
+Workflows of Helium with equal calls run in two ways: `merged`, with these, which Weft makes once; and `distinct`, with
+none, every call begun like the one that it would be equal to. Tokens computed from prompts are given
 over the *minimum* (tokens of the trie of all prompts and outputs that no call decodes), times over the *lower bound*:
 the larger of all work, with each different token computed once in full steps, and the longest chain of calls, by the
 cost model. To be quick, all lengths of these workflows are divided by 4, and so are the KV pool and its pages, while
@@ -49,7 +49,7 @@ from weft.cli.bench.record import heading, surroundings
 from weft.sim.devices import Device, find_device
 
 DEVICE, ENGINES = "qwen3-8b-h100", 2
-BASELINES = ("clients", "query-wise", "operator-wise")
+BASELINES = ("clients", "operator-wise")
 PARTS_OF_WEFT = (
     "clients-merged",
     "clients-routed",
@@ -137,13 +137,11 @@ class Parts:
 
     def helium(self) -> Found:
         """All contenders in all workflows, and the mean gain over asynchronous clients."""
-        return self._summed(self._table([Setting(name, merged) for merged in (False, True) for name in self._names],
-                                        ("weft", *BASELINES)))  # fmt: skip
+        return self._summed(self._table(self._settings(), ("weft", *BASELINES)))
 
     def ablation(self) -> Found:
         """Parts of Weft."""
-        settings = [Setting(name, merged) for merged in (False, True) for name in self._names]
-        return self._table(settings, ("weft", "clients", *PARTS_OF_WEFT))
+        return self._table(self._settings(), ("weft", "clients", *PARTS_OF_WEFT))
 
     def pools(self) -> Found:
         """One engine that holds a part of all KV."""
@@ -157,7 +155,7 @@ class Parts:
 
     def order(self) -> Found:
         """Trading without equal calls."""
-        return self._table([Setting("trading", False)], ("weft", "weft-profiled", "weft-unplanned", *BASELINES))
+        return self._table([Setting("trading", False)], ("weft", "weft-unplanned", *BASELINES, "query-wise"))
 
     def scaling(self) -> Found:
         """Trading, larger."""
@@ -166,6 +164,11 @@ class Parts:
         settings += [Setting("trading", True, rounds=count) for count in SCALED_ROUNDS]
         settings += [Setting("trading", True, engines=count) for count in SCALED_ENGINES]
         return self._table(settings, ("weft", "clients"))
+
+    def _settings(self) -> list[Setting]:
+        """Without equal calls, and with those that a workflow has."""
+        with_equals = [name for name in self._names if workload(name, SCALE, num_rows=1).has_equal_calls]
+        return [Setting(name, False) for name in self._names] + [Setting(name, True) for name in with_equals]
 
     def _table(self, settings: Iterable[Setting], contenders: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Figures by setting and contender."""
@@ -182,15 +185,13 @@ class Parts:
         return table
 
     def _summed(self, table: dict[str, dict[str, Any]]) -> Found:
-        for kind in ("distinct", "merged"):
-            gains = {
-                name: [row[name]["gain"] for key, row in table.items() if f", {kind}," in key]
-                for name in ("weft", *BASELINES)
+        means = {}
+        for merged in (False, True):
+            rows = [table.get(str(Setting(name, merged)), table[str(Setting(name, False))]) for name in self._names]
+            means[f"mean, {'merged' if merged else 'distinct'}"] = {
+                name: {"gain": statistics.fmean(row[name]["gain"] for row in rows)} for name in ("weft", *BASELINES)
             }
-            table[f"mean, {kind}"] = {
-                name: {"gain": statistics.fmean(values)} for name, values in gains.items() if values
-            }
-        return table
+        return {**table, **means}
 
     def chain(self) -> Found:
         """Chains over documents."""

@@ -23,7 +23,7 @@ from weft.sim.devices import find_device
 from weft.sim.run import SimulationSettings, simulated_engine
 from weft.sim.workflow_run import WorkflowPlayer, letters_of
 from weft.workflow.graph import WorkflowGraph, canonical, graph_from_dict
-from weft.workflow.run.order import CallSite, no_hints, row_by_row
+from weft.workflow.run.order import CallHints, CallSite, no_hints, row_by_row
 from weft.workflow.run.state import RunState
 
 DOCUMENT_TOKENS = 20_000
@@ -165,8 +165,8 @@ def _begin(
     delays = {node.id: seconds for node, seconds in zip(graph.nodes, network_s, strict=True)}
     hints = no_hints
 
-    def urgent(site: CallSite) -> dict[str, Any]:
-        return {"priority": client.priority, "objective": client.objective}
+    def urgent(site: CallSite) -> CallHints:
+        return CallHints({"priority": client.priority, "objective": client.objective})
 
     if client.is_near:
         hints = urgent

@@ -15,7 +15,7 @@ CHUNKS, OUTPUTS = (512, 1024, 1536, 2048), (25, 50, 75, 100)
 CHUNK, OUTPUT = 1024, 50
 """Where the other is varied."""
 DOCUMENTS = 5
-CHAT_RATES = (1.0, 2.0, 3.0, 4.0)
+CHAT_RATES = (1.0, 2.0, 3.0, 3.5)
 CHAINS = 4
 USER_RATES = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
 USER_SECONDS = 60.0

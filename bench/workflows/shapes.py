@@ -30,6 +30,11 @@ class Workload(NamedTuple):
     """Calls of a row that differ from each other."""
 
     @property
+    def has_equal_calls(self) -> bool:
+        """Whether some calls of a row are equal."""
+        return self.num_distinct < len(self.graph.nodes)
+
+    @property
     def num_calls(self) -> int:
         return len(self.graph.nodes) * len(self.rows)
 
