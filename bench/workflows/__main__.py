@@ -11,8 +11,9 @@ Contenders take turns on one `weft serve` with its prefix cache on, each run wit
 finds KV of another. `query-wise`, `operator-wise` and `clients` (asynchronous) are plain HTTP clients: one row after
 the other, one operator after the other, and every call as soon as its inputs are there. `weft` gives the server the
 graph and the rows. `vllm` is `clients` on vLLM's server with as many KV tokens. Not run unless they are asked for:
-`weft-unplanned` and `weft-unoptimised`, without plans and without the optimiser, and `weft-api`, the graph run in the
-client over the API of the others, without both. All `weft` ones make equal calls in flight once, and have no answers of
+`weft-unplanned` and `weft-unoptimised`, without plans and without the optimiser; `weft-unordered`, `weft-unpinned` and
+`weft-turnless`, without one of the uses of plans (`planning`); and `weft-api`, the graph run in the client over the API
+of the others, without plans and optimiser. All `weft` ones make equal calls in flight once, and have no answers of
 earlier runs; `--no-duplicates` replaces calls that are equal by such that begin alike.
 
 Pools: `large` holds the trie of all prompts and outputs, `small` a third of it (or the longest call, if that is more).
@@ -30,6 +31,7 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
@@ -67,11 +69,14 @@ REFERENCE = "clients"
 WEFT: Mapping[str, RunOptions] = {
     "weft": {},
     "weft-unplanned": {"planning": False},
+    "weft-unordered": {"planning": {"order": False}},
+    "weft-unpinned": {"planning": {"pins": False}},
+    "weft-turnless": {"planning": {"turns": False}},
     "weft-unoptimised": {"optimise": False},
 }
 """Contender -> options of its run."""
 USUAL = (*STRATEGIES, "weft", VLLM)
-CONTENDERS = (*USUAL, "weft-api", "weft-unplanned", "weft-unoptimised")
+CONTENDERS = (*USUAL, "weft-api", *(name for name in WEFT if name not in USUAL))
 _salts = count()
 
 
@@ -93,8 +98,11 @@ def weft_server(checkpoint: Path, kv_tokens: int) -> Iterator[str]:
         "engine.num_pages": kv_tokens // PAGE_SIZE,
         "programs.start": "off",
     }
-    with own_server(load(flags={key: ("the benchmark", value) for key, value in values.items()})) as url:
-        yield url
+    # What earlier runs measured of workflows is known to later ones: those of another benchmark must not be.
+    with tempfile.TemporaryDirectory(prefix="weft-workflows-") as folder:
+        values["programs.data_dir"] = folder
+        with own_server(load(flags={key: ("the benchmark", value) for key, value in values.items()})) as url:
+            yield url
 
 
 def run_weft(contender: str, work: Workload, url: str, salt: str) -> Found:
