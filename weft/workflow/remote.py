@@ -28,7 +28,7 @@ from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.nodes import ExternalNode, FunctionNode, WorkflowGraph
 from weft.workflow.graph.streamed import check_streamed
 from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, called_function, checked_value
-from weft.workflow.run.feed import CallStarted, RunNews, TextDelta
+from weft.workflow.run.feed import CallStarted, RunNews, TextDelta, TextKey
 from weft.workflow.run.instructions import AwaitExternal, TaskName
 from weft.workflow.run.results import RowMistake, RowResult
 from weft.workflow.run.settings import plan_settings
@@ -108,6 +108,8 @@ class ServerRun:
         self._run_id: str | None = None
         self._taken: set[str] = set()
         """Variables that are answered here."""
+        self._told: dict[TextKey, int] = {}
+        """Characters of texts of rows in progress that were told."""
 
     def measured(self) -> dict[str, dict[str, Any]]:
         """Nothing: the server plans its runs itself."""
@@ -131,10 +133,12 @@ class ServerRun:
                         for event in events:
                             lost, last = 0, event.id
                             if event.row is not None:
-                                yield _result(event.row)
+                                result = _result(event.row)
+                                yield from self._rest(result)
+                                yield result
                             elif event.wait is not None:
                                 self._take(thread, event.wait)
-                            yield from _news(event)
+                            yield from self._news(event)
                             self._count(event)
                             ended = event.run if event.type == "end" else None
                     if ended is None:
@@ -218,6 +222,23 @@ class ServerRun:
             pins = PinCounts(**progress["pins"])
             self.counts = RunCounts(progress["done"], progress["failed"], calls, by_node, pins)
 
+    def _news(self, event: Any) -> Iterator[RunNews]:
+        for each in event.starts:
+            yield CallStarted(
+                each.row, each.node, each.at, each.prompt_tokens, each.cached_tokens, each.continued_tokens
+            )
+        for each in event.texts:
+            self._told[each.row, each.output] = each.start + len(each.text)
+            yield TextDelta(each.row, each.output, each.start, each.text)
+
+    def _rest(self, result: RowResult) -> Iterator[TextDelta]:
+        """What was not told of the texts of a row that has ended: it may have ended before this process began to
+        read, or while the connection was lost."""
+        for output in self._options.get("stream", ()):
+            start, text = self._told.pop((result.row, output), 0), result.outputs.get(output)
+            if isinstance(text, str) and start < len(text):
+                yield TextDelta(result.row, output, start, text[start:])
+
     # ---- variables
 
     def _take(self, thread: LoopThread, wait: Any) -> None:
@@ -261,13 +282,6 @@ def _called(graph: WorkflowGraph) -> set[str]:
     """Functions of Python that a graph calls."""
     nodes = (node for _, node in labelled_nodes(graph.nodes) if isinstance(node, FunctionNode))
     return {node.name for node in nodes if node.name is not None} - BUILTIN_FUNCTIONS.keys()
-
-
-def _news(event: Any) -> Iterator[RunNews]:
-    for each in event.starts:
-        yield CallStarted(each.row, each.node, each.at, each.prompt_tokens, each.cached_tokens, each.continued_tokens)
-    for each in event.texts:
-        yield TextDelta(each.row, each.output, each.start, each.text)
 
 
 def _result(row: Any) -> RowResult:

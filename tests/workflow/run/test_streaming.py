@@ -78,6 +78,32 @@ def test_over_http_and_on_a_server() -> None:
             assert len(starts) == 2 * len(ROWS)
 
 
+class LateReader:
+    """A client that begins to read events when the run has ended."""
+
+    def __init__(self, client: Client):
+        self._server = client.workflow_server()
+
+    def workflow_server(self) -> LateReader:
+        return self
+
+    def events(self, run_id: str, after: int | str = 0) -> Iterator[Any]:
+        for _ in self._server.events(run_id):
+            pass
+        yield from self._server.events(run_id, after)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+
+def test_a_run_that_ends_before_its_events_are_read_is_told_whole() -> None:
+    with running() as server, Client(server.url) as client:
+        events = list(tell.stream(ROWS, on=LateReader(client), stream=["short"], starts=True))
+    check_events(events, ["short"])
+    starts = {(event.row, event.node) for event in events if isinstance(event, CallStarted)}
+    assert len(starts) == 2 * len(ROWS)
+
+
 def test_starts_say_what_was_known(local: LLM) -> None:
     events = list(tell.stream(ROWS, on=local, starts=True))
     starts = [event for event in events if isinstance(event, CallStarted)]

@@ -31,6 +31,7 @@ from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.mistakes import Mistake
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.graph.streamed import check_streamed
+from weft.workflow.run.feed import RunFeed
 from weft.workflow.run.settings import check_output_objectives
 from weft.workflow.service.evaluations import ServedEvaluations
 from weft.workflow.service.execution import RunExecution, RunTables, weights_of
@@ -45,6 +46,8 @@ from weft.workflow.service.totals import WorkflowTotals
 T = TypeVar("T")
 MAX_PAGE_BYTES = 8 << 20
 """Results of one page; one result always fits."""
+MAX_ENDED_FEEDS = 16
+"""Runs that ended last, whose starts of calls can still be read: a short run may end before its client asks."""
 
 logger = logging.getLogger("weft.workflow")
 
@@ -87,6 +90,8 @@ class WorkflowRuns:
         """Why runs are being cancelled."""
         self._unstored: dict[str, WorkflowRun] = {}
         """Runs that have ended, of which the store could not be told."""
+        self._ended_feeds: dict[str, RunFeed] = {}
+        """Of runs that ended last, the oldest first."""
         self._closing = False
         self.programs: ProgramRunner = NoPrograms()
         """Runs programs and sources of nodes."""
@@ -201,7 +206,9 @@ class WorkflowRuns:
         found = await asyncio.to_thread(self._tables.runs.find, tenant, id)
         if found is None:
             raise UnknownRun(f"There is no run {id[:80]!r}; old runs are deleted.", "run")
-        return WorkflowRun(_decoded(found))
+        run = WorkflowRun(_decoded(found))
+        run.feed = self._ended_feeds.get(id) if run.record.ended else None
+        return run
 
     async def _resume(self, tenant: str, id: str) -> WorkflowRun:
         record = (await self.find(tenant, id)).record
@@ -352,7 +359,11 @@ class WorkflowRuns:
             error=None if error is None else ErrorRecord.of(error),
             finished_s=time.time(),
         )
-        self._unstored[run.id] = WorkflowRun(record)
+        ended = self._unstored[run.id] = WorkflowRun(record)
+        if run.feed is not None:
+            ended.feed = self._ended_feeds[run.id] = run.feed
+            if len(self._ended_feeds) > MAX_ENDED_FEEDS:
+                del self._ended_feeds[next(iter(self._ended_feeds))]
         self.totals.runs.add(status)
         try:
             await asyncio.shield(self._spawn(self._store_end(run.id)))
