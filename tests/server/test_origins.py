@@ -11,7 +11,18 @@ from tests.server.conftest import RunningServer, running
 from tests.server.test_requests import error_of
 
 LOCAL = ["localhost", "LOCALHOST:80", "localhost.", "127.0.0.1:8000", "127.8.9.1", "[::1]:8000", "app.localhost"]
-FOREIGN = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "192.168.0.1", "[::2]", "[", "", "@"]
+MALFORMED = ["[::1].evil.example", "[::1]evil:80", "user@localhost", "localhost/a", "localhost:80:80"]
+FOREIGN = [
+    *MALFORMED,
+    "evil.example",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "192.168.0.1",
+    "[::2]",
+    "[",
+    "",
+    "@",
+]
 
 
 def get(server: RunningServer, host: str | None = None, origin: str | None = None) -> httpx.Response:
@@ -34,7 +45,7 @@ def test_pages_of_foreign_origins_are_refused_on_loopback() -> None:
     with running(cors_origins=["https://friend.example"]) as server:
         for origin in ("http://localhost:3000", "http://127.0.0.1", "https://friend.example", server.url):
             assert get(server, origin=origin).status_code == 200
-        for origin in ("http://evil.example", "null", "https://friend.example:8443", "http://["):
+        for origin in ("http://evil.example", "null", "https://friend.example:8443", "http://[", "http://[::1].evil"):
             error = error_of(get(server, origin=origin), 403)
             assert error["code"] == "origin_not_allowed"
             assert "cors_origins" in error["message"]

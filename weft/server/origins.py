@@ -9,7 +9,7 @@ in `allowed_hosts`. Browsers let every page open a WebSocket, so a WebSocket's `
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
+import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,6 +17,7 @@ from weft.config import ServerConfig
 from weft.server.errors import HttpProblem
 
 ANY = "*"
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:/?#@\\\s]+)(?::[0-9]*)?")
 
 
 class HostMiddleware:
@@ -39,7 +40,7 @@ class HostMiddleware:
         await self._app(scope, receive, send)
 
     def _check_host(self, host: str) -> None:
-        if not self._knows(_name_in("//" + host)):
+        if not self._knows(_name_in(host)):
             raise HttpProblem(
                 403,
                 f"This server does not answer requests for the host {host[:100]!r}. Send them to localhost, or start "
@@ -49,8 +50,9 @@ class HostMiddleware:
 
     def _check_origin(self, origin: str, host: str | None) -> None:
         allowed = self._config.cors_origins
-        is_own = origin.partition("://")[2] == host  # `host` was checked before, if hosts are checked
-        if is_own or origin in allowed or ANY in allowed or (self._checks_hosts and self._knows(_name_in(origin))):
+        page = origin.partition("://")[2]
+        is_own = page == host  # `host` was checked before, if hosts are checked
+        if is_own or origin in allowed or ANY in allowed or (self._checks_hosts and self._knows(_name_in(page))):
             return
         raise HttpProblem(
             403,
@@ -68,12 +70,10 @@ def _header(scope: Scope, wanted: bytes) -> str | None:
     return None if found is None else found.decode("latin-1")
 
 
-def _name_in(address: str) -> str:
-    """The host name in an address with `//`, in lower case; empty if there is none."""
-    try:
-        return (urlsplit(address).hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+def _name_in(authority: str) -> str:
+    """The host name in `name`, `name:port` or `[address]:port`, in lower case; empty for any other form."""
+    found = _AUTHORITY.fullmatch(authority)
+    return "" if found is None else found[1].strip("[]").lower().rstrip(".")
 
 
 def _is_local(name: str) -> bool:
