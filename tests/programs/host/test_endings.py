@@ -93,6 +93,32 @@ def test_however_it_ends_it_ends_once(trusted: bool) -> None:
     with_host(test)
 
 
+SURROGATES = {
+    "the request cannot be used": [
+        "await http.get('http://\\ud800/')",
+        "await http.get('http://a.example/', headers={'a': '\\ud800'})",
+    ],
+    "the grammar cannot be used": ["await Matcher(choice(['\\ud800'])).push()"],
+    "the generation cannot be used": ["x = Context(); x.user('a'); await x.generate(grammar=choice(['\\ud800']))"],
+}
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "sandboxed"])
+def test_what_has_lone_surrogates_is_named(trusted: bool, caplog: pytest.LogCaptureFixture) -> None:
+    imports = "from weft.sdk import Context, Matcher, choice, http"
+
+    async def test(bench: Bench) -> None:
+        for message, bodies in SURROGATES.items():
+            for body in bodies:
+                run = await ends_once(bench, spec(source_of(f"{imports}; {body}"), trusted=trusted))
+                error = run.record().error
+                assert error is not None
+                assert f"{message}: it has text with lone surrogates" in error.message, body
+
+    with_host(test)
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
 FORGED = "import weft.sdk.main as program\nprogram.encode = lambda value, what: {!r}\nasync def main(args): pass\n"
 RESULTS = {
     "fields of its own": b'1,"status":"finished","usage":{}',
@@ -101,6 +127,7 @@ RESULTS = {
     "not a number": b"[NaN]",
     "an infinity": b"-Infinity",
     "an open string": b'"a',
+    "an integer that Python does not read": b'{"a": ["' + b"1" * 9000 + b'", -' + b"1" * 5000 + b"]}",
     "another encoding": '{"a":1}'.encode("utf-16"),
     "no UTF-8": b'"\xff"',
     "a lone surrogate": b'"\\ud800"',
@@ -121,6 +148,9 @@ def test_a_result_is_one_json_value(trusted: bool, monkeypatch: pytest.MonkeyPat
             run = await ends_once(bench, spec(FORGED.format(result), trusted=trusted))
             assert run.status == "failed", name
             assert run.result is None
+        for digits in (b'["%b\\"", {"%b": "1"}]', b"%b.5", b"-0.%b", b"1e-%b"):
+            run = await ends_once(bench, spec(FORGED.format(digits.replace(b"%b", b"9" * 5000)), trusted=trusted))
+            assert run.status == "finished", digits
         run = await ends_once(bench, spec(FORGED.format(b' {"a":\n[1]} '), trusted=trusted))
         assert run.result == b' {"a": [1]} '  # on one line
 

@@ -16,7 +16,7 @@ from weft.core.waits import WaitKind
 from weft.programs.network.requests import HttpRequest
 from weft.programs.run.calls.call_kinds import answer_by_task
 from weft.programs.run.calls.ordered_room import OrderedRoom
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason
 from weft.programs.run.messages import MessageQueue, check_json, one_line
 from weft.programs.run.runs import LINE_COST_BYTES
 
@@ -110,7 +110,7 @@ class CoreCalls:
         try:
             args = _http_args.decode(about)
         except UNREADABLE as error:
-            raise InvalidRequest(f"the request cannot be used: {error}", "http") from error
+            raise InvalidRequest(f"the request cannot be used: {reason(error)}", "http") from error
         request = HttpRequest(
             method=args.method,
             url=args.url,

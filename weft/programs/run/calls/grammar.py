@@ -17,7 +17,7 @@ from weft.core.ids import unpack_tokens
 from weft.programs.run.calls.call_kinds import answer_by_task
 from weft.programs.run.calls.sampling import MAX_SPEC_BYTES, GrammarArgs
 from weft.programs.run.calls.tokenize import check_tokens
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason
 
 if TYPE_CHECKING:
     from weft.engine.guide import Guide
@@ -48,7 +48,7 @@ class GrammarCalls:
         try:
             grammar = _grammar_args.decode(about).grammar()
         except UNREADABLE as error:
-            raise InvalidRequest(f"the grammar cannot be used: {error}", "grammar") from error
+            raise InvalidRequest(f"the grammar cannot be used: {reason(error)}", "grammar") from error
         opening = self._calls.loop.create_task(self._model.guide(grammar, self._tenant, self._charge))
         # Where nobody waits for it any more, its failure interests nobody.
         opening.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -14,7 +14,7 @@ from weft.core.waits import WaitKind
 from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.limits import limits_from_json
 from weft.programs.run.calls.call_kinds import answer_by_task
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason
 from weft.programs.run.messages import MessageQueue, TopicSubscription, check_json
 from weft.programs.run.services import ChildRun, ChildSpec
 
@@ -65,7 +65,7 @@ class MessagingCalls:
         try:
             args = _launch_args.decode(about)
         except UNREADABLE as error:
-            raise InvalidRequest(f"the launch cannot be used: {error}", "launch") from error
+            raise InvalidRequest(f"the launch cannot be used: {reason(error)}", "launch") from error
         if (args.program is None) == (args.source is None):
             raise InvalidRequest("a launch names one of program and source", "program")
         if len(args.args) > self._view.budget.limits.message_bytes:

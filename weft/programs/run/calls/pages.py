@@ -23,7 +23,7 @@ from weft.programs.operations import Report
 from weft.programs.run.calls.call_kinds import OperationCall, answer_by_operation
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, text_of
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason, text_of
 from weft.programs.space import SpaceHandle
 
 MAX_NUMBER = 1 << 32
@@ -369,7 +369,7 @@ def _sampling(about: bytes) -> tuple[SamplingParams, int]:
     try:
         args = msgspec.json.decode(about or b"{}", type=_SampleArgs)
     except UNREADABLE as error:
-        raise InvalidRequest(f"the sampling cannot be used: {error}", "sampling") from error
+        raise InvalidRequest(f"the sampling cannot be used: {reason(error)}", "sampling") from error
     if not 0 <= args.index < MAX_INDEX:
         raise InvalidRequest(f"index is from 0 to {MAX_INDEX - 1}, got {args.index}", "index")
     return sampling_of(args.sampling), args.index

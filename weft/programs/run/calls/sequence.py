@@ -27,7 +27,7 @@ from weft.programs.run.calls.generation import GenerationCall
 from weft.programs.run.calls.open_sequence import GenerateSpec, OpenSequence, SequenceUsage
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, GrammarArgs, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason
 from weft.programs.wire_sizes import check_sizes
 
 MAX_RANGES_BYTES = 8 << 10
@@ -249,7 +249,7 @@ def _generate_spec(about: bytes) -> GenerateSpec:
         args = msgspec.json.decode(about or b"{}", type=_GenerateArgs)
         grammar = None if args.grammar is None else args.grammar.grammar()
     except UNREADABLE as error:
-        raise InvalidRequest(f"the generation cannot be used: {error}", "generate") from error
+        raise InvalidRequest(f"the generation cannot be used: {reason(error)}", "generate") from error
     asked = args.stop or _Stop()
     stop = StopParams(
         max_tokens=asked.max_tokens,

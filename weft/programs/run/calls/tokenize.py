@@ -14,7 +14,7 @@ import msgspec
 from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.programs.run.calls.call_kinds import answer_by_task
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, text_of
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason, text_of
 from weft.tokenizers.chats import ChatPrompt, render
 from weft.tokenizers.tokenizer import INLINE_CHARS, off_loop
 
@@ -74,7 +74,7 @@ class TokenizeCalls:
                 chat = _messages.decode(messages)
                 return _chat_prompt(chat, _render_args.decode(options or b"{}"), bool(generation_prompt))
             except UNREADABLE as error:
-                raise InvalidRequest(f"the messages cannot be rendered: {error}", "messages") from error
+                raise InvalidRequest(f"the messages cannot be rendered: {reason(error)}", "messages") from error
 
         if held > INLINE_CHARS:
             self._answer(call, lambda: self._rendered(read()), held, inline=False)

@@ -14,8 +14,8 @@ from weft.programs.run.model import ProgramModel
 from weft.programs.run.services import Outlet, Services
 from weft.programs.types import Caller
 
-UNREADABLE = (msgspec.MsgspecError, RecursionError)
-"""What msgspec raises for JSON of a program that cannot be used, nested too deeply too."""
+UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+"""What msgspec raises for JSON of a program that cannot be used: also nested too deeply, or not UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,11 @@ def check_size(blob: bytes, most: int, name: str) -> None:
     """Raise `InvalidRequest`, naming the field, for one that is longer than anybody needs."""
     if len(blob) > most:
         raise InvalidRequest(f"{name} has {len(blob)} bytes; at most {most} are taken at once", name)
+
+
+def reason(error: Exception) -> str:
+    """The text of an error of `UNREADABLE`, for a message that names what cannot be used."""
+    return "it has text with lone surrogates" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def text_of(blob: bytes, name: str) -> str:
