@@ -136,6 +136,38 @@ def test_a_run_of_a_model_that_is_served_elsewhere_waits(tmp_path: Path) -> None
         assert sorted(outputs(server, run)) == [0, 1, 2, 3, 4]
 
 
+def test_a_run_whose_model_is_served_nowhere_can_be_cancelled_and_deleted(tmp_path: Path) -> None:
+    with running(auto=False, workflows=on(tmp_path)) as server:
+        run = interrupted(server, 2)
+    with running(names=["another"], workflows=on(tmp_path)) as server, server.http() as client:
+        cancelled = client.post(f"/v1/runs/{run}/cancel")
+        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+        assert client.get(f"/v1/runs/{run}").json()["status"] == "cancelled"
+        assert num_calls(server.engine) == 0
+        assert client.delete(f"/v1/runs/{run}").status_code in (200, 204)
+        assert client.get(f"/v1/runs/{run}").status_code == 404
+        assert_nothing_left(server)
+
+
+def test_a_record_that_cannot_be_read_stops_no_other_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running(auto=False, workflows=on(tmp_path)) as server:
+        broken, whole = interrupted(server, 1), interrupted(server, 1)
+    with sqlite3.connect(tmp_path / FILE) as file:
+        file.execute("UPDATE served_runs SET record = ? WHERE run = ?", (b'{"id": 1', broken))
+    with running(workflows=on(tmp_path)) as server, server.http() as client:
+        settled(server, whole)
+        listed = {each["id"]: each for each in client.get("/v1/runs").json()["data"]}
+        assert {id: each["status"] for id, each in listed.items()} == {whole: "finished", broken: "failed"}
+        assert listed[broken] == client.get(f"/v1/runs/{broken}").json()
+        assert "cannot be read" in listed[broken]["error"]["message"]
+        refused = client.post(f"/v1/runs/{broken}/resume")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (507, "storage_failed")
+        assert client.delete(f"/v1/runs/{broken}").status_code in (200, 204)
+        assert client.get(f"/v1/runs/{broken}").status_code == 404
+        assert client.get(f"/v1/runs/{whole}").status_code == 200
+    assert any(f"run {broken} of a workflow is not resumed" in each.message for each in caplog.records)
+
+
 def test_a_key_is_known_after_a_restart(tmp_path: Path) -> None:
     key = {"idempotency-key": "k"}
     with running(workflows=on(tmp_path)) as server, server.http() as client:

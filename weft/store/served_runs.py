@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
 
 from weft.abi.errors import QuotaExceeded
 from weft.store.database import Database
@@ -28,11 +28,13 @@ from weft.store.sqlite import upsert
 _run, _ending, _input = served_runs.c, workflow_endings.c, workflow_inputs.c
 _THIS = _run.run == bindparam("this")
 _OF = _run.tenant == bindparam("of_tenant")
-_FIND = select(_run.record).where(_THIS, _OF)
-_KEYED = select(_run.record).where(_OF, _run.key == bindparam("of_key"))
-_LIST = select(_run.record).where(_OF).order_by(_run.created_s.desc(), _run.run.desc())
+_STORED = select(_run.run, _run.tenant, _run.created_s, _run.size_bytes, _run.record)
+_FIND = _STORED.where(_THIS, _OF)
+_KEYED = _STORED.where(_OF, _run.key == bindparam("of_key"))
+_LIST = _STORED.where(_OF).order_by(_run.created_s.desc(), _run.run.desc())
 _SIZE = select(func.sum(_run.size_bytes)).where(_OF)
-_ALIVE = select(_run.run, _run.server, _run.record).where(_run.server.is_not(None)).order_by(_run.created_s)
+_ALIVE = _STORED.add_columns(_run.server).where(_run.server.is_not(None)).order_by(_run.created_s)
+_OWNER = select(_run.server).where(_THIS, _OF)
 _IDLE = select(_run.run).where(_THIS, _OF, _run.server.is_(None))
 _OWN = update(served_runs).where(_THIS).values(server=bindparam("by"), ended_s=None)
 _SAVE = update(served_runs).where(_THIS).values(record=bindparam("now"), size_bytes=bindparam("size"))
@@ -95,6 +97,16 @@ class NewRun(NamedTuple):
         return sum(len(rows) for _, rows in self.inputs)
 
 
+class StoredRun(NamedTuple):
+    """A run as it was stored last."""
+
+    run: str
+    tenant: str
+    created_s: float
+    size_bytes: int
+    record: bytes
+
+
 class Endings(NamedTuple):
     """The rows of a run that have ended."""
 
@@ -119,15 +131,15 @@ class ServedRunTable:
 
     # ---- runs
 
-    def begin(self, new: NewRun, max_bytes: int) -> bytes:
-        """Begin a run of this server. Returns its record, or that of the run that began with the same key. Raises
-        `QuotaExceeded` if the tenant's runs exceed `max_bytes` with it. Blocks."""
+    def begin(self, new: NewRun, max_bytes: int) -> StoredRun:
+        """Begin a run of this server. Returns it, or the run that began with the same key. Raises `QuotaExceeded` if
+        the tenant's runs exceed `max_bytes` with it. Blocks."""
 
-        def work(connection: Connection) -> bytes:
+        def work(connection: Connection) -> StoredRun:
             if new.key is not None:
-                known: bytes | None = connection.execute(_KEYED, {"of_tenant": new.tenant, "of_key": new.key}).scalar()
+                known = connection.execute(_KEYED, {"of_tenant": new.tenant, "of_key": new.key}).one_or_none()
                 if known is not None:
-                    return known
+                    return StoredRun(*known)
             size = connection.execute(_SIZE, {"of_tenant": new.tenant}).scalar() or 0
             if size + new.size_bytes > max_bytes:
                 raise QuotaExceeded(
@@ -140,42 +152,51 @@ class ServedRunTable:
             connection.execute(
                 insert(workflow_inputs), [{"run": new.run, "first": first, "rows": rows} for first, rows in new.inputs]
             )
-            return new.record
+            return StoredRun(new.run, new.tenant, new.created_s, new.size_bytes, new.record)
 
         return self._database.write(work, new.tenant).result()
 
-    def find(self, tenant: str, run: str) -> bytes | None:
-        """The record of a run. Blocks."""
+    def find(self, tenant: str, run: str) -> StoredRun | None:
+        """A run of a tenant. Blocks."""
+        return self._one(_FIND, {"this": run, "of_tenant": tenant})
+
+    def with_key(self, tenant: str, key: str) -> StoredRun | None:
+        """The run that began with a key. Blocks."""
+        return self._one(_KEYED, {"of_tenant": tenant, "of_key": key})
+
+    def all(self, tenant: str) -> list[StoredRun]:
+        """A tenant's runs, newest first. Blocks."""
         return self._database.read(
-            lambda connection: connection.execute(_FIND, {"this": run, "of_tenant": tenant}).scalar()
+            lambda connection: [StoredRun(*row) for row in connection.execute(_LIST, {"of_tenant": tenant})]
         )
 
-    def with_key(self, tenant: str, key: str) -> bytes | None:
-        """The record of the run that began with a key. Blocks."""
-        return self._database.read(
-            lambda connection: connection.execute(_KEYED, {"of_tenant": tenant, "of_key": key}).scalar()
-        )
-
-    def all(self, tenant: str) -> list[bytes]:
-        """Records of a tenant's runs, newest first. Blocks."""
-        return self._database.read(lambda connection: list(connection.execute(_LIST, {"of_tenant": tenant}).scalars()))
-
-    def take_over(self, wanted: Callable[[bytes], bool]) -> list[bytes]:
-        """Records of runs whose servers are gone, oldest first: those that are `wanted` are this server's now.
-        Blocks."""
-        server = self._database.server
-        if server is None or not self._database.exists():
+    def take_over(self, wanted: Callable[[StoredRun], bool]) -> list[StoredRun]:
+        """Runs whose servers are gone, oldest first: those that are `wanted` are this server's now. Blocks."""
+        if self._database.server is None or not self._database.exists():
             return []
 
-        def work(connection: Connection) -> list[bytes]:
+        def work(connection: Connection) -> list[StoredRun]:
             taken = []
-            for run, owner, record in connection.execute(_ALIVE).all():
-                if server.is_gone(owner) and wanted(record):
-                    connection.execute(_OWN, {"this": run, "by": self._server})
-                    taken.append(record)
+            for *row, owner in connection.execute(_ALIVE).all():
+                run = StoredRun(*row)
+                if self._is_gone(owner) and wanted(run):
+                    connection.execute(_OWN, {"this": run.run, "by": self._server})
+                    taken.append(run)
             return taken
 
         return self._database.write(work).result()
+
+    def claim(self, tenant: str, run: str) -> bool:
+        """Make a run whose server is gone this server's. Returns whether it is now. Blocks."""
+
+        def work(connection: Connection) -> bool:
+            owner = connection.execute(_OWNER, {"this": run, "of_tenant": tenant}).scalar()
+            if owner is None or not self._is_gone(owner):
+                return False
+            connection.execute(_OWN, {"this": run, "by": self._server})
+            return True
+
+        return self._database.write(work, tenant).result()
 
     def reopen(self, tenant: str, run: str, record: bytes, size_bytes: int) -> bool:
         """Make a run that has ended one of this server. Returns whether it had ended. Blocks."""
@@ -211,14 +232,19 @@ class ServedRunTable:
 
         return self._database.write(work, tenant)
 
-    def forget(self, tenant: str, run: str) -> None:
-        """Remove a run that has ended, with its results. Blocks."""
+    def forget(self, tenant: str, run: str) -> bool:
+        """Remove a run that has ended, or whose server is gone, with its results. Returns whether there is none now.
+        Blocks."""
 
-        def work(connection: Connection) -> None:
-            if connection.execute(_IDLE, {"this": run, "of_tenant": tenant}).scalar() is not None:
+        def work(connection: Connection) -> bool:
+            found = connection.execute(_OWNER, {"this": run, "of_tenant": tenant}).one_or_none()
+            if found is not None and found.server is not None and not self._is_gone(found.server):
+                return False
+            if found is not None:
                 _forget(connection, run)
+            return True
 
-        self._database.write(work, tenant).result()
+        return self._database.write(work, tenant).result()
 
     def forget_old(self, tenant: str, max_kept: int, since_s: float) -> Future[None]:
         """Remove the runs of a tenant that ended before `since_s`, and those beyond the last `max_kept`."""
@@ -288,6 +314,18 @@ class ServedRunTable:
             return page
 
         return self._database.read(work)
+
+    def _one(self, query: Select[Any], values: dict[str, str]) -> StoredRun | None:
+        def work(connection: Connection) -> StoredRun | None:
+            found = connection.execute(query, values).one_or_none()
+            return None if found is None else StoredRun(*found)
+
+        return self._database.read(work)
+
+    def _is_gone(self, server: str) -> bool:
+        """Whether the server that carried a run out has ended; of a database in memory it is this one."""
+        servers = self._database.server
+        return servers is not None and servers.is_gone(server)
 
     @property
     def _server(self) -> str:

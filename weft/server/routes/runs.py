@@ -162,8 +162,7 @@ async def send_message(service: Service, request: Request) -> ASGIApp:
 async def cancel(service: Service, request: Request) -> ASGIApp:
     """Cancel a run, and wait until it has ended."""
     if is_workflow_run(request.path_params["run"]):
-        found = await service.workflows.runs.find_here(record_of(request).tenant, request.path_params["run"])
-        found.cancel()
+        found = await service.workflows.runs.cancel(record_of(request).tenant, request.path_params["run"])
         async with Guard(request, service):
             await found.wait()
         return answer(workflow_run_card(found))

@@ -6,12 +6,15 @@ import secrets
 
 import msgspec
 
+from weft.abi.errors import StorageFailed
 from weft.core.wire import ErrorRecord
 from weft.programs.run.runs import Status
+from weft.store.served_runs import StoredRun
 from weft.workflow.actuals import RunCounts
 from weft.workflow.run.instructions import RunLimits
 from weft.workflow.run.settings import OutputObjectives, PlanSettings
 
+UNREADABLE_RUN = "the stored record of this run cannot be read"
 PREFIX = "wrun-"
 """Of the ids of runs of workflows; those of programs begin otherwise."""
 
@@ -73,11 +76,39 @@ class WorkflowRunRecord(msgspec.Struct, frozen=True, kw_only=True):
     this graph."""
     request: str
     """The digest of what was asked for: a second request with the same key must have the same."""
+    is_readable: bool = True
+    """False for what stands for a record that is stored and cannot be read."""
 
     @property
     def ended(self) -> bool:
         """Whether the run has ended. One that failed or was cancelled can be resumed."""
         return self.status in ("finished", "failed", "cancelled")
+
+
+def decoded_run(stored: StoredRun) -> WorkflowRunRecord:
+    """The record of a stored run; one that cannot be read is that of a failed run, which can be deleted."""
+    try:
+        return msgspec.json.decode(stored.record, type=WorkflowRunRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return WorkflowRunRecord(
+            id=stored.run,
+            tenant=stored.tenant,
+            workflow="",
+            name="",
+            model="",
+            spec=WorkflowRunSpec(),
+            models=(),
+            weights="",
+            status="failed",
+            error=ErrorRecord.of(StorageFailed(f"{UNREADABLE_RUN} ({error}): delete it, and start it anew")),
+            created_s=stored.created_s,
+            finished_s=stored.created_s,
+            num_rows=0,
+            largest_row=1,
+            size_bytes=stored.size_bytes,
+            request="",
+            is_readable=False,
+        )
 
 
 def new_workflow_run_id() -> str:

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from weft.abi.errors import InvalidRequest, KeyReused, Overloaded, RunCancelled, UnknownRun, WeftError
+from weft.abi.errors import InvalidRequest, KeyReused, Overloaded, RunCancelled, StorageFailed, UnknownRun, WeftError
 from weft.config import WorkflowsConfig
 from weft.core.wire import ErrorRecord
 from weft.endpoints.models import Models
-from weft.store.served_runs import NewRun, NumberedResult
+from weft.store.served_runs import NewRun, NumberedResult, StoredRun
 from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.mistakes import Mistake
 from weft.workflow.graph.nodes import WorkflowGraph
@@ -39,13 +39,20 @@ from weft.workflow.service.inputs import rows_of_lines, stored_rows
 from weft.workflow.service.library import StoredWorkflow, WorkflowLibrary
 from weft.workflow.service.live_run import WorkflowRun
 from weft.workflow.service.programs import NoPrograms, ProgramRunner, program_mistakes
-from weft.workflow.service.record import WorkflowRunRecord, WorkflowRunSpec, new_workflow_run_id
+from weft.workflow.service.record import (
+    UNREADABLE_RUN,
+    WorkflowRunRecord,
+    WorkflowRunSpec,
+    decoded_run,
+    new_workflow_run_id,
+)
 from weft.workflow.service.refusals import called_models
 from weft.workflow.service.totals import WorkflowTotals
 
 T = TypeVar("T")
 MAX_PAGE_BYTES = 8 << 20
 """Results of one page; one result always fits."""
+_ELSEWHERE = "Another server with the same data carries out the run {}: ask that one."
 MAX_ENDED_FEEDS = 16
 """Runs that ended last, whose starts of calls can still be read: a short run may end before its client asks."""
 
@@ -104,13 +111,16 @@ class WorkflowRuns:
         for model in self._models:
             await model.engine.wait_ready()
         for found in await asyncio.to_thread(self._tables.runs.take_over, self._serves):
-            record = _decoded(found)
+            record = decoded_run(found)
             logger.info("resuming run %s of a workflow at row %d of %d", record.id, record.counts.rows, record.num_rows)
             self._add(WorkflowRun(msgspec.structs.replace(record, status="queued")))
 
-    def _serves(self, record: bytes) -> bool:
-        """Whether this server has the models of a run."""
-        return all(name in self._models.by_name for name in _decoded(record).models)
+    def _serves(self, stored: StoredRun) -> bool:
+        """Whether this server has the models of a run, and can read its record."""
+        record = decoded_run(stored)
+        if record.error is not None and not record.is_readable:
+            logger.error("run %s of a workflow is not resumed: %s", record.id, record.error.message)
+        return record.is_readable and all(name in self._models.by_name for name in record.models)
 
     async def close(self) -> None:
         """Stop all runs where they are; they go on when a server starts with the same data. Idempotent."""
@@ -161,14 +171,12 @@ class WorkflowRuns:
     def check_here(self, run: WorkflowRun) -> None:
         """Raise `InvalidRequest` for a run that another server carries out: here it would never change."""
         if not run.record.ended and self._known(run.record.tenant, run.id) is not run:
-            raise InvalidRequest(
-                f"Another server with the same data carries out the run {run.id}: ask that one.", "run"
-            )
+            raise InvalidRequest(_ELSEWHERE.format(run.id), "run")
 
     async def all(self, tenant: str) -> list[WorkflowRun]:
         """All runs of a tenant, newest first. Raises `StorageFailed`."""
         self._forget_old(tenant)
-        found = [_decoded(record) for record in await asyncio.to_thread(self._tables.runs.all, tenant)]
+        found = [decoded_run(stored) for stored in await asyncio.to_thread(self._tables.runs.all, tenant)]
         known = {**self._live, **self._unstored}
         return [known.get(record.id) or WorkflowRun(record) for record in found]
 
@@ -187,13 +195,23 @@ class WorkflowRuns:
         `InvalidRequest` for any other, `UnknownWorkflow`, `Overloaded`, `StorageFailed`."""
         return await asyncio.shield(self._spawn(self._resume(tenant, id)))
 
+    async def cancel(self, tenant: str, id: str) -> WorkflowRun:
+        """Cancel a run, also one whose server is gone and that no server has taken over, because none has its models.
+        Raises as `find_here`."""
+        run = await self.find(tenant, id)
+        if run.record.ended or self._known(tenant, id) is run:
+            run.cancel()
+            return run
+        return await asyncio.shield(self._spawn(self._cancel_abandoned(tenant, id)))
+
     async def delete(self, tenant: str, id: str) -> None:
         """Delete a run that has ended, with its results. Raises `UnknownRun`, `InvalidRequest`, `StorageFailed`."""
         record = (await self.find(tenant, id)).record
         if not record.ended:
             raise InvalidRequest(f"The run {id} is {record.status}; cancel it first.", "run")
         await self._store_end(id)
-        await asyncio.to_thread(self._tables.runs.forget, tenant, id)
+        if not await asyncio.to_thread(self._tables.runs.forget, tenant, id):
+            raise InvalidRequest(_ELSEWHERE.format(id), "run")
 
     # ---- inside
 
@@ -206,12 +224,23 @@ class WorkflowRuns:
         found = await asyncio.to_thread(self._tables.runs.find, tenant, id)
         if found is None:
             raise UnknownRun(f"There is no run {id[:80]!r}; old runs are deleted.", "run")
-        run = WorkflowRun(_decoded(found))
+        run = WorkflowRun(decoded_run(found))
         run.feed = self._ended_feeds.get(id) if run.record.ended else None
+        return run
+
+    async def _cancel_abandoned(self, tenant: str, id: str) -> WorkflowRun:
+        if await asyncio.to_thread(self._tables.runs.claim, tenant, id):
+            run = self._live[id] = WorkflowRun((await self._stored(tenant, id)).record)
+            self._cancel(run, "the run was cancelled")
+            return run
+        run = await self.find_here(tenant, id)  # it may have ended, or been taken over here, meanwhile
+        run.cancel()
         return run
 
     async def _resume(self, tenant: str, id: str) -> WorkflowRun:
         record = (await self.find(tenant, id)).record
+        if not record.is_readable:
+            raise StorageFailed(record.error.message if record.error is not None else UNREADABLE_RUN)
         if record.status not in ("failed", "cancelled"):
             raise InvalidRequest(
                 f"The run {id} is {record.status}; only a run that failed or was cancelled can be resumed.", "run"
@@ -235,7 +264,7 @@ class WorkflowRuns:
         run = self._starting[record.id] = WorkflowRun(record)
         try:
             stored = await asyncio.to_thread(self._tables.runs.begin, new, self._config.max_run_bytes)
-            known = _decoded(stored)
+            known = decoded_run(stored)
             if known.id == record.id:
                 self._forget_old(tenant)
                 return self._add(run)
@@ -400,7 +429,3 @@ class WorkflowRuns:
 def _cancel_begun(task: asyncio.Task[WorkflowRun]) -> None:
     if not task.cancelled() and task.exception() is None:
         task.result().cancel("its client disconnected")
-
-
-def _decoded(record: bytes) -> WorkflowRunRecord:
-    return msgspec.json.decode(record, type=WorkflowRunRecord)
