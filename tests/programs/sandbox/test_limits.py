@@ -163,6 +163,19 @@ def test_whoever_runs_out_of_memory_within_a_call_of_the_host_hears_which_limit_
     assert outcome == "memory_bytes" or (outcome == f"{4 * said}" and smallest * 4 > said)
 
 
+@pytest.mark.parametrize("count", [2, 8])
+def test_what_cannot_be_sent_for_want_of_memory_names_the_limit(sandbox: Sandbox, count: int) -> None:
+    source = f"""
+from weft.sdk import gather, tokenize
+
+async def main(args):
+    await gather(tokenize("ab " * 3_000_000) for _ in range({count}))
+"""
+    with pytest.raises(LimitExceeded) as caught:
+        python(sandbox, source)
+    assert caught.value.param == "memory_bytes"
+
+
 def test_too_little_memory_to_start(sandbox: Sandbox) -> None:
     with pytest.raises(LimitExceeded, match="to start") as caught:
         python(sandbox, "def main(): pass", limits=GuestLimits(memory_bytes=1 << 20))

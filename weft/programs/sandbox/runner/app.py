@@ -159,6 +159,9 @@ class WitWorld(wit_world.WitWorld):
             failure = _failure(error, source, name)
             error.__traceback__ = None
             answer = "E" + json.dumps(failure)
+            if failure["kind"] == "memory_bytes":
+                # What could not be sent for want of memory would fail again, here with nobody to catch it.
+                LINK.channel._outbox.clear()
         sys.stdout.flush()
         sys.stderr.flush()
         if LINK.channel._outbox:
