@@ -13,6 +13,7 @@ from weft.workflow.planner.improve import MAX_STEPS, improve
 from weft.workflow.planner.join import SchedulePart, joined
 from weft.workflow.planner.place import EnginePlacement
 from weft.workflow.planner.schedule import operator_groups
+from weft.workflow.planner.windows import cut, in_windows
 
 MAX_GROUPS = 64
 """Groups to order, unless the workflow has more operators. With so few calls each is a group of its own."""
@@ -42,12 +43,13 @@ class Arrangement(NamedTuple):
 def arrange(
     operators: Sequence[Operator], tree: PrefixTree, costing: Costing, placement: EnginePlacement
 ) -> Arrangement:
-    """The schedule of all rows."""
+    """The schedule of all rows; of more calls than are ordered one by one, in windows of rows that fit the engines."""
     num_rows = costing.prompts.num_rows
     if not operators or not num_rows:
         return Arrangement((), 0.0)
     sequence = operator_groups(operators, tree, costing, placement.ranges[0])
-    if len(operators) * num_rows <= MAX_GROUPS:
+    is_single = len(operators) * num_rows <= MAX_GROUPS
+    if is_single:
         starts, steps = _orders_of_calls(sequence, costing, placement), MAX_STEPS
     else:
         starts, steps = _orders_of_groups(sequence, costing, placement), GROUP_STEPS
@@ -57,7 +59,10 @@ def arrange(
     order = improve(problem, [[at[group] for group in start] for start in starts], _exchanges(groups), steps)
     timing = problem.timing(order)
     parts = [SchedulePart(groups[number], timing.starts[number] / problem.ticks) for number in order]
-    return Arrangement(tuple(joined(parts)), timing.makespan / problem.ticks)
+    token_steps, fewest = timing.makespan / problem.ticks, joined(parts)
+    if is_single:
+        return Arrangement(tuple(fewest), token_steps)
+    return Arrangement(in_windows(fewest, token_steps, costing, placement), token_steps)
 
 
 def _orders_of_calls(
@@ -95,7 +100,7 @@ def _orders_of_groups(
                 mine = tuple(one for one in operators if placement.engines[one][number] == engine)
                 whole = costing.best_order(OperatorGroup(mine, rows, engine))
                 each = [mine] if whole.order == "rows" else [(operator,) for operator in mine]
-                groups += [whole._replace(operators=some, rows=part) for some in each for part in _cut(rows, pieces)]
+                groups += [whole._replace(operators=some, rows=part) for some in each for part in cut(rows, pieces)]
     return [groups, sorted(groups, key=lambda group: group.rows)]
 
 
@@ -111,11 +116,3 @@ def _exchanges(groups: Sequence[OperatorGroup]) -> list[dict[int, int]]:
         if one.keys() == other.keys():
             found.append({one[key]: other[key] for key in one} | {other[key]: one[key] for key in one})
     return found
-
-
-def _cut(rows: tuple[int, int], pieces: int) -> list[tuple[int, int]]:
-    """A range in so many parts of nearly the same length, none empty."""
-    start, end = rows
-    count = min(pieces, end - start)
-    bounds = [start + number * (end - start) // count for number in range(count + 1)]
-    return list(itertools.pairwise(bounds))

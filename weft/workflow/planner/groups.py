@@ -39,6 +39,8 @@ class Costing:
         """`kv_tokens` [engines]."""
         self.operators = operators
         self.prompts = prompts
+        self.kv_tokens = kv_tokens
+        """[engines] capacity."""
         self.ticks = ticks
         self.alphas = [ticks // tokens for tokens in kv_tokens]
         """[engines] ticks per token of context and step."""
