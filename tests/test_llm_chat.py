@@ -171,7 +171,7 @@ def test_what_cannot_be_asked_names_its_place(hermes: Scripted, options: dict, p
 
 def test_a_model_that_calls_in_no_known_form() -> None:
     engine = FakeEngine()
-    with LLM.over(lambda: engine, byte_tokenizer()) as llm, pytest.raises(Unsupported, match="tools cannot be called"):
+    with LLM.over(lambda: engine, byte_tokenizer()) as llm, pytest.raises(Unsupported, match="--tool-call-parser"):
         llm.chat(ASK, tools=TOOLS)
 
 

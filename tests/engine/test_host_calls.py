@@ -54,7 +54,7 @@ def turn_calls(programs: int) -> int:
 
 def test_a_single_command_makes_a_bounded_number_of_calls() -> None:
     few, many = turn_calls(8), turn_calls(40)
-    assert (many - few) / 32 <= 130
+    assert (many - few) / 32 <= 133
 
 
 def test_admitting_a_cached_prompt_makes_a_bounded_number_of_calls() -> None:
@@ -76,7 +76,7 @@ def test_admitting_a_cached_prompt_makes_a_bounded_number_of_calls() -> None:
         )
         driver.engine.step()
 
-    assert count_calls(admit) <= 248
+    assert count_calls(admit) <= 249
 
 
 def test_an_admission_makes_the_same_calls_however_many_sequences_wait() -> None:
@@ -106,7 +106,7 @@ def test_a_continued_turn_is_found_with_a_bounded_number_of_calls_however_many_a
 
     few, many = calls(3), calls(30)
     assert few == many
-    assert many <= 214
+    assert many <= 215
 
 
 def test_giving_up_a_page_makes_the_same_calls_however_long_its_run_is() -> None:
