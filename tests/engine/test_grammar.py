@@ -322,6 +322,24 @@ def test_commands_behind_a_grammar_keep_their_order_and_nobody_else_waits() -> N
     assert not compiling
 
 
+def test_a_fork_drops_nothing_that_waits_with_its_number() -> None:
+    grammars, done = Late(), []
+    compiling = Compiling(grammars, lambda client, commands: done.extend(commands))
+    one, two = Grammar.regex("a"), Grammar.regex("b")
+    said: list[wire.Command] = [
+        wire.Generate(seq=4, op=1, grammar=one),
+        wire.Fork(seq=4, child=5),
+        wire.Generate(seq=1, op=2, grammar=two),
+        wire.Fork(seq=1, child=4),
+        wire.Append(seq=5, op=3, tokens=pack_tokens([1])),
+    ]
+    compiling.take(1, said)
+    grammars.ready = {one, two}
+    compiling.advance()
+    assert done == [said[2], said[0], said[1], said[3], said[4]], "each once, and what was said of a number in order"
+    assert not compiling
+
+
 def test_a_client_that_is_gone_waits_for_nothing() -> None:
     grammars, done = Late(), []
     compiling = Compiling(grammars, lambda client, commands: done.extend(commands))

@@ -370,8 +370,9 @@ def test_random_mixtures_end_with_the_tokens_of_each_alone(seed: int, profiled: 
             stepped.generate(100 + seq, source.randrange(1, 12))
         stepped.generate(seq, source.randrange(1, 20))
         for _ in range(source.randrange(8)):
+            had_flight = bool(stepped.in_flight)  # its results may be all that is waited for
             step = stepped.turn()
-            is_stuck = step.is_empty and not stepped.in_flight and stepped.scheduler.has_work
+            is_stuck = step.is_empty and not had_flight and stepped.scheduler.has_work
             assert not is_stuck, "what is held back must not leave an empty step"
         if source.random() < 0.2:
             stepped.say(wire.Cancel(seq=seq))

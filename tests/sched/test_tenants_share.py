@@ -223,6 +223,27 @@ def test_a_newcomer_beyond_its_share_is_admitted_once_its_tenant_runs_nothing_el
     flooded.finish()
 
 
+def test_what_is_kept_goes_to_the_only_running_sequence_once_nothing_else_is_left() -> None:
+    """Of the idle tenant's runs the last is of no use any more. To give it up uncovers one that is kept."""
+    stepped = Stepped(num_pages=12, policy="min_waste")
+    stepped.program(1, 6)
+    stepped.open(1, [5] * 33, tenant="idle")
+    stepped.generate(1, 2)
+    stepped.run()
+    stepped.open(2, [*[5] * 32, *[6] * 9], tenant="idle")
+    stepped.generate(2, 2)
+    stepped.run()
+    stepped.release(2)
+    assert (stepped.cache.tiers.device.num_free, stepped.cache.num_available) == (1, 6)
+    stepped.open(3, [7] * 20, tenant="comes")
+    op = stepped.generate(3, 2)
+    while stepped.generations[op].ending is None:
+        had_flight = bool(stepped.in_flight)
+        step = stepped.turn()
+        assert had_flight or not step.is_empty, "nothing is in flight that could make room"
+    stepped.finish()
+
+
 @pytest.mark.parametrize(("idle_s", "is_kept"), [(KEPT_S - 60.0, True), (KEPT_S + 1.0, False)])
 def test_a_tenant_that_has_gone_takes_no_room_for_long(
     monkeypatch: pytest.MonkeyPatch, idle_s: float, is_kept: bool

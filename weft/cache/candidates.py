@@ -8,6 +8,7 @@ each. Called by `weft.cache.tiers` alone.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -23,6 +24,9 @@ FIRST_AWAITED = 3
 """Number of the first kind for which something waits that does not wait for the device."""
 MAX_KINDS = 256
 """Kinds of waits that are told apart; further ones count as one more."""
+_OPEN, _COPIED, _MOVES, _KEPT, _EXPLICIT = range(5)
+"""Rows of the table of truth values: there is a candidate; it has a copy on the host; as the policy says, it is worth
+one, and it is kept for its tenant's share; its pages are a program's own."""
 CHUNK = 64
 """Candidates that are put in order at once, the first of all."""
 
@@ -88,7 +92,7 @@ class Candidates:
         self._tenants = _Names("")
         self._floats = np.zeros((3, CHUNK))
         self._ints = np.zeros((5, CHUNK), np.int64)
-        self._bools = np.zeros((4, CHUNK), np.bool_)
+        self._bools = np.zeros((5, CHUNK), np.bool_)
         self._nodes: list[Node | None] = [None] * CHUNK
         self._free = list(range(CHUNK - 1, -1, -1))
         self._tickets = 0
@@ -116,7 +120,7 @@ class Candidates:
     def awaited_pages(self) -> int:
         """Pages up to the ends of runs for which something waits that does not wait for the device. What several of
         them share counts for each."""
-        return int(self._ints[1, self._bools[0] & (self._ints[0] >= FIRST_AWAITED)].sum())
+        return int(self._ints[1, self._bools[_OPEN] & (self._ints[0] >= FIRST_AWAITED)].sum())
 
     @property
     def num_changes(self) -> int:
@@ -159,7 +163,7 @@ class Candidates:
             floats[:, row] = youngest.since_s, expected_s, weight
             kind = self._number(youngest.kind)
             ints[:, row] = kind, node.depth_pages, node.num_pages, node.node_id, tenant
-        bools[:, row] = True, node.on_device and bool(node.copies), False, node.is_explicit
+        bools[:, row] = True, node.on_device and bool(node.copies), False, False, node.is_explicit
         self._late.append((row, self._tickets))
 
     def discard(self, node: Node) -> None:
@@ -169,7 +173,7 @@ class Candidates:
             node.row = -1
             self._nodes[row] = None
             self._ticket[row] = 0
-            self._bools[0, row] = False
+            self._bools[_OPEN, row] = False
             self._passed.discard(row)
             self._free.append(row)
 
@@ -193,24 +197,42 @@ class Candidates:
     def first_place(self) -> RunPlace:
         """What the policy says of the candidate that `first` has returned."""
         value, _, row, _ = self._order[0]
-        return RunPlace(value, bool(self._bools[2, row]), bool(self._bools[3, row]))
+        return RunPlace(value, bool(self._bools[_MOVES, row]), bool(self._bools[_KEPT, row]))
 
     def num_kept(self, evictable: Mapping[str, int], now: float, but: str | None) -> int:
-        """Pages, at most, that are kept for the shares of tenants, but for one. `evictable`: by tenant, those without
-        locks: what is not at the end of a run counts as kept where anything is."""
+        """Pages that are kept for the shares of tenants, but for one. `evictable`: by tenant, those without locks.
+
+        An estimate as long as runs go that are not kept: what they uncover may be kept too. Once the first one is kept,
+        all are, and the number is exact but for what they would uncover, which counts as kept."""
         if not self.shares.is_shared:
             return 0
-        self.first(now)
+        if self.first(now) is not None and self.first_place.is_kept:
+            passed = self._passed_pages()
+            return sum(pages - passed[name] for name, pages in evictable.items() if name != but)
         kept, others = self._kept.tolist()
         by_tenant = zip(self._tenants.names, kept, others, strict=False)
         return sum([min(pages, evictable[name] - rest) for name, pages, rest in by_tenant if pages and name != but])
+
+    def _passed_pages(self) -> Counter[str]:
+        """Evictable pages of the candidates that were passed over in this step and of the runs before them, by
+        tenant."""
+        found: Counter[str] = Counter()
+        seen: set[int] = set()
+        for row in self._passed:
+            node = self._nodes[row]
+            while node is not None and node.parent is not None and not node.locks and node.node_id not in seen:
+                seen.add(node.node_id)
+                if node.copies or not node.is_explicit:
+                    found[node.owner] += node.num_pages
+                node = node.parent
+        return found
 
     def keep_place(self, node: Node, place: RunPlace) -> None:
         """A candidate that has just been entered is what is left of one of which this was said, or was part of it: it
         has its place for the rest of the step. A step that takes page after page of one run ranks it once."""
         row, ticket = self._late.pop()
         assert row == node.row, "no other candidate has come since"
-        self._bools[2:, row] = place.moves, place.is_kept
+        self._bools[_MOVES, row], self._bools[_KEPT, row] = place.moves, place.is_kept
         heapq.heappush(self._order, (place.value, int(self._ints[3, row]), row, ticket))
 
     def skip(self, node: Node) -> None:
@@ -234,12 +256,12 @@ class Candidates:
         again; that is tried once for as many changes as there are kinds."""
         if self._kinds.is_full and kind not in self._kinds and self._tickets >= self._renumber_at:
             self._renumber_at = self._tickets + MAX_KINDS
-            numbers = self._kinds.keep(np.unique(self._ints[0, self._bools[0]]).tolist())
+            numbers = self._kinds.keep(np.unique(self._ints[0, self._bools[_OPEN]]).tolist())
             self._ints[0] = numbers[self._ints[0]]
         return self._kinds.number(kind)
 
     def _make_order(self, now: float) -> None:
-        is_open = self._bools[0].copy()
+        is_open = self._bools[_OPEN].copy()
         is_open[list(self._passed)] = False
         rows = np.flatnonzero(is_open)
         self._is_ranked = True
@@ -250,7 +272,7 @@ class Candidates:
             self._order = []
             return
         values = self._say(rows, now)
-        others = rows[~self._bools[3, rows]]
+        others = rows[~self._bools[_KEPT, rows]]
         np.add.at(self._kept[1], self._ints[4, others], self._ints[2, others])
         if len(rows) > CHUNK:
             last = np.partition(values, CHUNK - 1)[CHUNK - 1]
@@ -268,7 +290,7 @@ class Candidates:
 
     def _say(self, rows: I64, now: float) -> F64:
         ranking = self.rank(self._runs(rows), now)
-        self._bools[2, rows], self._bools[3, rows] = ranking.moves, ranking.kept
+        self._bools[_MOVES, rows], self._bools[_KEPT, rows] = ranking.moves, ranking.kept
         if ranking.kept.any():
             rows = rows[ranking.kept]
             self._kept = np.pad(self._kept, ((0, 0), (0, len(self._tenants.names) - self._kept.shape[1])))
@@ -291,12 +313,12 @@ class Candidates:
             kind=ints[0],
             num_tokens=ints[1] * self._page_size,
             num_pages=ints[2],
-            has_copy=bools[1],
+            has_copy=bools[_COPIED],
             over_share=self._over_share(ints[4]),
             weight=floats[2],
             order=ints[3],
             tenant=ints[4],
-            explicit=bools[3],
+            explicit=bools[_EXPLICIT],
             kinds=self._kinds.names,
             tenants=tenants,
             is_shared=self.shares.is_shared,

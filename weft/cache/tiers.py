@@ -168,7 +168,8 @@ class TieredPages:
         return self.candidates.shares
 
     def num_kept_for_shares(self, now: float, but: str | None = None) -> int:
-        """Evictable device pages, at most, that are kept for the shares of tenants, but for tenant `but`."""
+        """Evictable device pages that are kept for the shares of tenants, but for tenant `but`. An estimate, which is
+        right once `allocate` has found that no others are left."""
         return self.candidates.num_kept(self.evictable_pages, now, but)
 
     def excess_in_use(self, tenant: str) -> float:

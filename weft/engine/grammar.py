@@ -270,12 +270,22 @@ class Compiling:
             if not isinstance(command, Generate) or self._is_ready(command):
                 return False
             queue = self._queues[key] = deque()
+        if isinstance(command, Fork):
+            self._join(queue, client, command.child)
         queue.append(command)
         if isinstance(command, Generate) and command.grammar is not None:
             self._grammars.hold(command.grammar)
-        if isinstance(command, Fork):
-            self._queues[client, command.child] = queue
         return True
+
+    def _join(self, queue: deque[Command], client: int, child: int) -> None:
+        """Let a fork share its parent's queue. What waits with the fork's number already, said of an earlier sequence
+        or one that was never opened, goes before the fork."""
+        earlier = self._queues.get((client, child))
+        if earlier is not None and earlier is not queue:
+            queue.extend(earlier)
+            for key in [key for key, waiting in self._queues.items() if waiting is earlier]:
+                self._queues[key] = queue
+        self._queues[client, child] = queue
 
     def _let_go(self, command: Command) -> None:
         if isinstance(command, Generate) and command.grammar is not None:

@@ -1,0 +1,74 @@
+"""What a policy sees of runs that could be given up, step after step, and how many of them are kept for shares."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from weft.cache.candidates import Candidates
+from weft.cache.nodes import Node
+from weft.cache.runs import PageRuns, Ranking
+
+PAGE_BYTES = 16
+
+
+class Kept:
+    """Candidates of two tenants, of which those with an even number are kept and go last."""
+
+    def __init__(self) -> None:
+        self.seen: list[PageRuns] = []
+        self.candidates = Candidates(self.rank, 4, 100)
+        self.candidates.shares.count_held = lambda: {"a": 30, "b": 40}
+        self.root = Node(0, None, b"", 0, PAGE_BYTES, 0.0, owner="a")
+
+    def rank(self, runs: PageRuns, now: float) -> Ranking:
+        self.seen.append(runs)
+        kept = runs.order % 2 == 0
+        return Ranking(kept * 100.0 + runs.order, np.ones(len(kept), np.bool_), kept)
+
+    def add(self, number: int, num_pages: int, parent: Node | None = None, *, explicit: bool = False) -> Node:
+        node = Node(number, parent or self.root, bytes(PAGE_BYTES * num_pages), num_pages, PAGE_BYTES, 0.0)
+        node.is_explicit = explicit
+        self.candidates.add(node)
+        return node
+
+    def num_kept(self, **evictable: int) -> int:
+        return self.candidates.num_kept(Counter(evictable), 0.0, None)
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+@pytest.mark.parametrize("number", [1, 2])
+def test_whether_a_run_is_kept_does_not_change_whether_it_is_explicit(number: int, explicit: bool) -> None:
+    kept = Kept()
+    kept.add(number, 1, explicit=explicit)
+    for _ in range(3):
+        kept.candidates.begin()
+        kept.candidates.first(0.0)
+    assert [runs.explicit.tolist() for runs in kept.seen] == [[explicit]] * 3
+
+
+def test_what_the_last_run_uncovers_counts_once_it_is_kept() -> None:
+    kept = Kept()
+    parent = Node(2, kept.root, bytes(PAGE_BYTES * 3), 3, PAGE_BYTES, 0.0)
+    leaf = kept.add(1, 2, parent)
+    other = kept.add(4, 1)
+    assert kept.num_kept(a=6) == 1, "an estimate: of the others, only the ends of runs are looked at"
+    kept.candidates.discard(leaf)
+    kept.candidates.add(parent)
+    assert kept.candidates.first(0.0) is parent
+    assert kept.num_kept(a=4) == 4
+    kept.candidates.discard(other)
+    assert kept.num_kept(a=3) == 3
+
+
+def test_what_is_passed_over_is_not_kept() -> None:
+    """It comes free once a step in flight is done, and the runs before it are then the ends."""
+    kept = Kept()
+    parent = Node(3, kept.root, bytes(PAGE_BYTES * 3), 3, PAGE_BYTES, 0.0)
+    fenced = kept.add(1, 2, parent)
+    kept.add(4, 5)
+    assert kept.candidates.first(0.0) is fenced
+    kept.candidates.skip(fenced)
+    assert kept.num_kept(a=10) == 5
