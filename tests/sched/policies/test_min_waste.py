@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from math import nan
 from types import FrameType
@@ -208,12 +209,15 @@ def calls(policy: InterceptPolicy, runs: PageRuns, load: Load) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
+    gc.collect()
+    gc.disable()  # callbacks and finalizers of other tests' objects do not belong here
     sys.setprofile(note)
     try:
         policy.rank(runs, load)
         policy.copy_value(runs, load)
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
