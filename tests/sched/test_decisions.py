@@ -197,7 +197,7 @@ def test_the_same_calls_give_the_same_steps(seed: int) -> None:
 
 
 class FakeView:
-    """A view of named holders. Tenant `loud` uses 4 pages beyond its share, the one in need has room for 2."""
+    """A view of named holders. Tenant `loud` uses 4 pages beyond its share, `near` 1; room is for 2."""
 
     def __init__(self, purpose: str, missing: int, needy: Holder | None, *holders: Holder, pins: bool = False):
         self.purpose, self.missing, self.needy, self.has_pins = purpose, missing, needy, pins
@@ -208,7 +208,7 @@ class FakeView:
         return self.missing <= 2
 
     def excess(self, tenant: str) -> float:
-        return 4 if tenant == "loud" else -2
+        return {"loud": 4, "near": 1}.get(tenant, -2)
 
     def _of(self, kind: str) -> list[Holder]:
         return [holder for holder in self._holders if holder.kind == kind]
@@ -226,6 +226,10 @@ NEEDY = Holder("running", 5, 3, (False, 0), (3.0, 1, 5))
 OTHER = Holder("running", 8, 3, (False, 0), (7.0, 1, 8), "loud")
 LARGER = Holder("running", 9, 5, (False, 0), (9.0, 1, 9), "loud")
 URGENT = Holder("running", 10, 3, (False, -1), (9.5, 1, 10), "loud")
+NEAR = (
+    Holder("running", 11, 3, (False, 0), (7.1, 1, 11), "near"),
+    Holder("running", 12, 3, (False, 0), (7.2, 1, 12), "near"),
+)
 OLDER, NEWER = Holder("running", 6, 3, (False, 0), (1.0, 1, 6)), Holder("running", 7, 3, (False, 2), (8.0, 1, 7))
 
 
@@ -249,9 +253,12 @@ OLDER, NEWER = Holder("running", 6, 3, (False, 0), (1.0, 1, 6)), Holder("running
         ("own", 1, (OTHER, EARLY, NEWER), EARLY),
         ("own", 1, (OTHER, FIRST, NEWER), NEWER),
         ("own", 1, (OTHER, FIRST, OLDER), None),
-        ("excess", 2, (EARLY, NEWER, OTHER, LARGER, URGENT), OTHER),
+        ("excess", 2, (EARLY, NEWER, OTHER, LARGER, URGENT), LARGER),
+        ("excess", 2, (EARLY, NEWER, OTHER), OTHER),
         ("excess", 2, (EARLY, NEWER, LARGER), None),
-        ("excess", 3, (OTHER,), None),
+        ("excess", 3, (OTHER, LARGER), None),
+        ("excess", 1, (*NEAR, OLDER), NEAR[1]),
+        ("excess", 2, (*NEAR, OLDER), None),
     ],
 )
 def test_who_gives_up_pages(purpose: str, missing: int, holders: tuple[Holder, ...], expected: Holder | None) -> None:

@@ -157,14 +157,13 @@ class Flooded(Tenants):
             self.turn()
 
 
-def computed_beside(flooded: Flooded, num_turns: int, wait_s: float) -> int:
-    """Tokens that are computed for a tenant with two chats, whose turns add 30 tokens; at the end they take 60 % of its
-    share."""
+def computed_beside(flooded: Flooded, num_turns: int, num_added: int, wait_s: float) -> int:
+    """Tokens that are computed for a tenant with two chats. A turn adds `num_added` tokens and an answer of 6."""
     chats = [[*SYSTEM, 10 + chat] for chat in range(2)]
     for turn in range(num_turns):
         for index in range(2):
             seq = 2 * turn + index + 1
-            flooded.open(seq, [*chats[index], *[5] * 30], tenant="quiet")
+            flooded.open(seq, [*chats[index], *[5] * num_added], tenant="quiet")
             flooded.until(flooded.generate(seq, 6))
             chats[index] = list(flooded.known[seq])
             flooded.release(seq, "chat")
@@ -172,23 +171,29 @@ def computed_beside(flooded: Flooded, num_turns: int, wait_s: float) -> int:
     return flooded.computed["quiet"]
 
 
-def beside_many_at_once(monkeypatch: pytest.MonkeyPatch, seed: int, num_host_pages: int, num_turns: int) -> None:
-    alone = computed_beside(Flooded(monkeypatch, num_host_pages, seed), num_turns, 0.1)
+def beside_many_at_once(
+    monkeypatch: pytest.MonkeyPatch, seed: int, num_host_pages: int, num_turns: int, num_added: int
+) -> None:
+    undisturbed = Flooded(monkeypatch, num_host_pages, seed)
+    alone = computed_beside(undisturbed, num_turns, num_added, 0.1)
+    assert NUM_PAGES / 4 < undisturbed.cache.tiers.indexed_pages["quiet"] <= NUM_PAGES / 2, "not within its share"
     monkeypatch.undo()
     flooded = Flooded(monkeypatch, num_host_pages, seed)
     flooded.floods = True
     flooded.run_until(1.0)
-    assert computed_beside(flooded, num_turns, 0.5) <= 1.05 * alone
+    assert computed_beside(flooded, num_turns, num_added, 0.5) <= 1.05 * alone
     assert flooded.num_flooding > 8 * num_turns, "the flood is none"
     flooded.floods = False
     flooded.finish()
 
 
 @pytest.mark.parametrize("num_host_pages", [0, 40])
+@pytest.mark.parametrize(("seed", "num_turns", "num_added"), [(1, 4, 30), (14, 4, 57), (108, 12, 18)])
 def test_a_neighbour_of_many_requests_at_once_computes_hardly_more(
-    monkeypatch: pytest.MonkeyPatch, num_host_pages: int
+    monkeypatch: pytest.MonkeyPatch, seed: int, num_turns: int, num_added: int, num_host_pages: int
 ) -> None:
-    beside_many_at_once(monkeypatch, 1, num_host_pages, 4)
+    """Turns of 57 tokens nearly fill a step each; twelve turns take the tenant close to its share."""
+    beside_many_at_once(monkeypatch, seed, num_host_pages, num_turns, num_added)
 
 
 def neighbours(monkeypatch: pytest.MonkeyPatch, part: float) -> Flooded:
@@ -244,6 +249,24 @@ def test_what_is_kept_goes_to_the_only_running_sequence_once_nothing_else_is_lef
     stepped.finish()
 
 
+def test_a_sequence_that_grows_beyond_the_share_of_its_tenant_takes_from_its_tenant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two sequences begin with 72 pages and would end with 102, where a quiet tenant leaves 88."""
+    flooded = neighbours(monkeypatch, 0.45)
+    kept = flooded.cache.tiers.indexed_pages["quiet"]
+    for seq in (1000, 1001):
+        flooded.open(seq, unique(seq) + [7] * 88, tenant="loud")
+        flooded.generate(seq, 120)
+    most = 0
+    while flooded.scheduler.has_work or flooded.in_flight:
+        flooded.turn()
+        most = max(most, len(flooded.scheduler.sequences.running))
+        assert flooded.cache.tiers.indexed_pages["quiet"] == kept
+    assert most == 2
+    flooded.finish()
+
+
 @pytest.mark.parametrize(("idle_s", "is_kept"), [(KEPT_S - 60.0, True), (KEPT_S + 1.0, False)])
 def test_a_tenant_that_has_gone_takes_no_room_for_long(
     monkeypatch: pytest.MonkeyPatch, idle_s: float, is_kept: bool
@@ -266,4 +289,4 @@ def test_a_tenant_that_has_gone_takes_no_room_for_long(
 @pytest.mark.parametrize("num_host_pages", [0, 40])
 @pytest.mark.parametrize("seed", range(20))
 def test_many_floods_of_many_requests_at_once(monkeypatch: pytest.MonkeyPatch, seed: int, num_host_pages: int) -> None:
-    beside_many_at_once(monkeypatch, 100 + seed, num_host_pages, 12)
+    beside_many_at_once(monkeypatch, 100 + seed, num_host_pages, 12, 18)

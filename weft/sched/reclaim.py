@@ -7,9 +7,9 @@ served before anything else of the next step is decided. Called by the step plan
 
 The *fair share* of a tenant is the device divided by the tenants that hold KV. What is kept for the shares of tenants
 (`Ranking.kept`) is not taken as long as there is another choice. A tenant that holds more than its share waits: its new
-sequences for those that it runs, and those that it runs for the first of them in rank. For other tenants, sequences are
-preempted that use nothing but what their tenant has beyond its share. The only running sequence of a tenant gets what
-is kept where nothing else is left, so every sequence comes to its turn.
+sequences for those that it runs, and those that it runs for the first of them in rank. For other tenants, sequences of
+tenants that use more than theirs are preempted. The only running sequence of a tenant gets what is kept where nothing
+else is left, so every sequence comes to its turn.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class Reclaimer:
             if needed > tiers.device.num_free and tiers.shares.is_shared:
                 missing_kept = missing + tiers.num_kept_for_shares(now)
                 table.spares_kept = missing_kept <= 0
-                if missing_kept > 0 and self._exceeds_with(sequence, cost, missing, now):
+                begun = self._unwritten(sequence.tenant)
+                if missing_kept + begun > 0 and self._exceeds_with(sequence, cost + begun, missing + begun, now):
                     self.is_short = True
                     return "beyond_share"
                 if missing <= 0 < missing_kept:
@@ -124,7 +125,7 @@ class Reclaimer:
                 continue
             cost = cache.write_cost(table, start, end)
             missing = cost - cache.num_soon + (tiers.num_kept_for_shares(now) if table.spares_kept else 0)
-            is_beyond = table.spares_kept and self._exceeds_by_one(sequence.tenant)
+            is_beyond = table.spares_kept and self._exceeds_by(sequence.tenant, cost)
             purpose: Purpose = "own" if is_beyond else "excess" if table.spares_kept else "write"
             # Where nothing is missing, pages are on their way, held back by the steps in flight.
             if missing > 0 and self._reclaim(purpose, missing, sequence, now):
@@ -167,13 +168,19 @@ class Reclaimer:
             return False
         return bool(self._of_tenant(tenant))
 
-    def _exceeds_by_one(self, tenant: str) -> bool:
-        """Whether a tenant runs several sequences, and uses at least as much beyond its share as the last of them."""
-        if tenant not in self._cache.tiers.shares.over:
+    def _unwritten(self, tenant: str) -> int:
+        """Pages that prompts of a tenant's running sequences still need: admissions of the steps before count them."""
+        if not self._sequences.num_prefilling:
+            return 0
+        prompts = (s for s in self._of_tenant(tenant) if not s.decoding)
+        return sum(self._cache.write_cost(s.table, s.num_computed, s.total) for s in prompts)
+
+    def _exceeds_by(self, tenant: str, cost: int) -> bool:
+        """Whether a tenant runs several sequences, and uses more than its share with `cost` further pages."""
+        tiers = self._cache.tiers
+        if tenant not in tiers.shares.over or tiers.excess_in_use(tenant) + cost <= 0:
             return False
-        own = self._of_tenant(tenant)
-        last = max(own, key=self._sequences.rank)
-        return len(own) > 1 and self._cache.tiers.excess_in_use(tenant) >= len(last.table.pages)
+        return len(self._of_tenant(tenant)) > 1
 
     def _reclaim(self, purpose: Purpose, missing: int, needy: Sequence | None, now: float) -> bool:
         """Have one holder give up its pages. False: the one in need has to wait."""

@@ -7,6 +7,7 @@ index and count as available, and which of them go is the matter of the index's 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, Protocol
 
@@ -94,8 +95,9 @@ class ByRank:
 
     What is kept for the shares of tenants is spared where other sequences can give. For a tenant that exceeds its
     share, these are its own of later rank, so its first one gets on. For a tenant that stays within its share, it is
-    the running one of the last rank that uses nothing but what its tenant has beyond its share: so tenants at their
-    shares preempt none of each other's.
+    the running one of the last rank that uses nothing but what its tenant has beyond its share; or, where the tenant
+    runs others too, whose tenant has beyond its share at least what is missing: the rest of the sequence's KV stays
+    cached. So tenants at their shares preempt none of each other's.
     """
 
     def choose(self, view: ReclaimView) -> Holder | None:
@@ -128,8 +130,16 @@ class ByRank:
         needy = view.needy
         if needy is None or not view.fits_share:
             return None
-        beyond = (h for h in view.running() if h.tenant != needy.tenant and h.urgency >= needy.urgency)
-        return max((h for h in beyond if view.excess(h.tenant) >= h.num_pages), key=_rank, default=None)
+        running = list(view.running())
+        num_running = Counter(holder.tenant for holder in running)
+        beyond = (
+            h
+            for h in running
+            if h.tenant != needy.tenant
+            and h.urgency >= needy.urgency
+            and view.excess(h.tenant) >= (min(view.missing, h.num_pages) if num_running[h.tenant] > 1 else h.num_pages)
+        )
+        return max(beyond, key=_rank, default=None)
 
     def _running(self, view: ReclaimView) -> Holder | None:
         victim, needy = max(view.running(), key=_rank, default=None), view.needy
