@@ -147,10 +147,10 @@ class ListNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="li
 
 
 class FunctionNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="function"):
-    """A call of a registered function or of a built-in one. Graphs may have Python `source` instead, not run yet."""
+    """A call of a registered function or of a built-in one. Or Python `source`, which servers of Weft run."""
 
     name: Annotated[str, Meta(description="A registered function, `join` or `split`.")] | None = None
-    source: Annotated[str, Meta(description="Python with `async def main(args)`; not run in this release.")] | None = (
+    source: Annotated[str, Meta(description="Python with `async def main(args)`; servers of Weft run it.")] | None = (
         None
     )
     args: dict[str, Values] = {}
@@ -163,8 +163,8 @@ class FunctionNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class ProgramNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="program"):
-    """A run of an uploaded program, whose value is what the program returns. Graphs may have it; its row fails with
-    `Unsupported`, and a server refuses the graph's runs."""
+    """A run of an uploaded program, whose value is what the program returns. Servers of Weft run it; elsewhere its row
+    fails with `Unsupported`."""
 
     program: Annotated[str, Meta(description="Name or hash of the program.")]
     args: Values = None
