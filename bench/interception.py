@@ -117,10 +117,11 @@ SHOWN = (
 def link_bytes_per_s(forward: ForwardModel, saturation_tokens: int, kv_bytes_per_token: int) -> float:
     """The rate of a link at which swapping a token out and in again takes `LINK_SHARE` of computing it again.
 
-    Computing a token again takes the time by which one more lengthens a step at the saturation point.
+    Computing a token again takes the time by which one more lengthens a step at the saturation point. A tiny model's
+    profile can say that it lengthens none; then it takes a token's part of the whole step.
     """
     once, twice = (forward.predict_s(StepShape.chunk(n * saturation_tokens)) for n in (1, 2))
-    token_s = (twice - once) / saturation_tokens
+    token_s = ((twice - once) or once) / saturation_tokens
     return 2 * kv_bytes_per_token / (LINK_SHARE * token_s)
 
 

@@ -37,6 +37,11 @@ def test_the_link_of_an_a100_is_that_of_an_a100() -> None:
     assert 2 * 458_752 / rate == pytest.approx(0.8 * 46.3e-6)
 
 
+def test_the_link_of_a_model_whose_tokens_take_no_time_is_that_of_its_steps() -> None:
+    rate = interception.link_bytes_per_s(linear_forward(0.004, 0.0), 400, 1000)
+    assert 2 * 1000 / rate == pytest.approx(0.8 * 0.004 / 400)
+
+
 def test_bytes_of_a_token_are_those_of_keys_and_values_of_all_layers() -> None:
     assert interception.kv_bytes_per_token(QWEN3_0_6B) == 2 * 28 * 8 * 128 * 2
 
