@@ -99,10 +99,6 @@ WEFT_INLINE void fetch_beside(const PanelPart& part, int64_t step) {
             __builtin_prefetch(part.fetch + (step * part.lines + i) * 64, 0, 2);
 }
 
-WEFT_INLINE void fetch_near(const PanelPart& part, int64_t step) {
-    for (int64_t i = 0; i < part.lines; i++) __builtin_prefetch(part.fetch + (step * part.lines + i) * 64, 0, 3);
-}
-
 template <int M>
 struct Count {
     static constexpr int value = M;

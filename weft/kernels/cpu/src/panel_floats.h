@@ -116,11 +116,11 @@ struct Floats {
         with_count<kRowsAtOnce>(count, [&](auto counted) {
             constexpr int M = decltype(counted)::value;
             if (expanded)
-                panel<M>(rows, (const float*)part.weight, part);
+                panel<M, false>(rows, (const float*)part.weight, part);
             else if (part.args->scales)
-                panel<M>(rows, (const int8_t*)part.weight, part);
+                in_registers<M>(rows, (const int8_t*)part.weight, part);
             else
-                panel<M>(rows, (const T*)part.weight, part);
+                in_registers<M>(rows, (const T*)part.weight, part);
         });
     }
 
@@ -143,8 +143,14 @@ struct Floats {
         }
     }
 
-    // For M rows of x: as many of the panel's vectors at once as there are registers for their sums.
     template <int M, class Weight>
+    static WEFT_INLINE void in_registers(const float* x, const Weight* weight, const PanelPart& part) {
+        part.near ? panel<M, true>(x, weight, part) : panel<M, false>(x, weight, part);
+    }
+
+    // For M rows of x: as many of the panel's vectors at once as there are registers for their sums. `Near` lines are
+    // fetched a few at a time between the multiply-adds: a core waits when it has too many reads under way at once.
+    template <int M, bool Near, class Weight>
     static void panel(const float* x, const Weight* weight, const PanelPart& part) {
         constexpr int N = kVectors > 2 && M <= kRowsAtOnce / 2 ? kVectors : 2;
         for (int first = 0; first < kVectors; first += N) {
@@ -153,10 +159,14 @@ struct Floats {
                 for (int n = 0; n < N; n++)
                     acc[m][n] = part.add ? load(part.sums + m * kPanel + (first + n) * W) : vf{};
             for (int64_t s = 0; s < part.steps; s++) {
-                if (first == 0) part.near ? fetch_near(part, s) : fetch_beside(part, s);
+                if (!Near && first == 0) fetch_beside(part, s);
+                const char* ahead = part.fetch + s * kStepSize * (int64_t)sizeof(Weight);
                 const Weight* pair = weight + s * kStepSize + first * W / 16 * kHalfSize;
                 const float* from = x + s * kStep * M;
                 for (int64_t k = 0; k < kStep; k += 2, pair += kPairSize, from += 2 * M) {
+                    if (Near && first == 0)
+                        for (size_t line = 0; line < sizeof(Weight); line++, ahead += 64)
+                            __builtin_prefetch(ahead, 0, 3);
                     multiply_add<M, N>(from, pair, 0, acc);
                     multiply_add<M, N>(from + M, pair, 1, acc);
                 }
