@@ -13,8 +13,8 @@ of the runs are reported, the ratio of the medians, and the least and the greate
 A peer that is not installed is left out, and said so, with what would install it: into this environment, or with pip's
 `--target` into a directory of its own, which `--packages` names; vLLM needs an environment of its own.
 
-`--gguf` has Weft and llama.cpp, the only peer for it, compute on the same file with quantized blocks: one made of the
-random checkpoint, or FILE, whose vocabulary has at least the 32,000 tokens of SHAPE.
+`--gguf` has Weft, llama.cpp and OpenVINO, the peers that read it, compute on the same file with quantized blocks: one
+made of the random checkpoint, or FILE, whose vocabulary has at least the 32,000 tokens of SHAPE.
 
 `--level` holds all engines to the instructions of a smaller processor. An engine whose own output does not show that it
 stays there gets no figure. With `--json`, the file is written after every pair of runs, and `--resume` continues such a
@@ -53,7 +53,7 @@ INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS = 256, 64, 32, 2
 CONTEXT = 512
 """Tokens that each engine has room for, in each of `REQUESTS` sequences."""
 GGUF_PRECISIONS = ("q8_0", "q4_0", "q4_k")
-GGUF_PEERS = ("llama.cpp",)
+GGUF_PEERS = ("llama.cpp", "openvino")
 SHAPES = {"qwen3-0.6b": QWEN3_0_6B, "qwen3-1.7b": QWEN3_1_7B}
 # What Weft's engine process sets for itself; here every engine has it.
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}

@@ -6,6 +6,7 @@ insists on a tokenizer gets one of placeholders, because every peer is given tok
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from weft.kernels.quantize_int4 import int4_kind, quantize_int4
@@ -72,11 +74,10 @@ def _write(checkpoint: Path, file: Path, precision: Precision, tokens: bool) -> 
     names = {"q4_k": "Q4_K_S"}
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{names.get(precision, precision.upper())}"])
     if tokens:
-        names = [f"<{token}>" for token in range(config["vocab_size"])]
         if precision == "f16":
-            _add_tokens(writer, names, "< 0", gguf.TokenType)
+            _add_tokens(writer, [f"<{token}>" for token in range(config["vocab_size"])], ["< 0"], gguf.TokenType)
         else:  # Weft reads it too, and insists on merges of tokens
-            _add_tokens(writer, [names[0], "a", "b", "ab", *names[4:]], "a b", gguf.TokenType)
+            _add_tokens(writer, *vocabulary(config["vocab_size"]), gguf.TokenType)
     else:
         writer.add_tokenizer_model("none")
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
@@ -114,13 +115,27 @@ def _neighbours(tensor: Tensor, heads: int) -> Tensor:
     return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
 
 
-def _add_tokens(writer: Any, names: list[str], merge: str, types: Any) -> None:
-    """Placeholders. OpenVINO's tokenizer does not compile unless there is a control token among them."""
+def vocabulary(size: int) -> tuple[list[str], list[str]]:
+    """Tokens and merges of a byte-level vocabulary: a control token, the bytes, then words of more and more letters,
+    each of a shorter word and a letter."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    tokens, merges = ["<|end|>", *sorted(ByteLevel.alphabet())][:size], []
+    words = list(letters)
+    while len(tokens) < size:
+        pairs = list(itertools.islice(itertools.product(words, letters), size - len(tokens)))
+        merges += [" ".join(pair) for pair in pairs]
+        words = ["".join(pair) for pair in pairs]
+        tokens += words
+    return tokens, merges
+
+
+def _add_tokens(writer: Any, names: list[str], merges: list[str], types: Any) -> None:
+    """Add a vocabulary. OpenVINO's tokenizer does not compile unless there is a control token among them."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(names)
     writer.add_token_types([types.CONTROL] + [types.NORMAL] * (len(names) - 1))
-    writer.add_token_merges([merge])
+    writer.add_token_merges(merges)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     writer.add_pad_token_id(0)

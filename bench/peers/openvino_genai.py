@@ -1,7 +1,8 @@
 """OpenVINO GenAI: its continuous batching on the CPU, greedy.
 
-The checkpoint is handed over as f16 GGUF, which OpenVINO GenAI's own reader turns into its graph (it does not take
-bf16). Set here: arithmetic in bfloat16 (`INFERENCE_PRECISION_HINT`), KV pages in bfloat16 (`KV_CACHE_PRECISION`;
+A checkpoint in a directory is handed over as f16 GGUF, which OpenVINO GenAI's own reader turns into its graph (it does
+not take bf16); a GGUF file is read as it is: Q8_0 becomes 8-bit weights, Q4_0 and Q4_K 4-bit weights. Set here:
+arithmetic in bfloat16 (`INFERENCE_PRECISION_HINT`), KV pages in bfloat16 (`KV_CACHE_PRECISION`;
 `kv_precisions=("u8",)` measures the quantised pages that OpenVINO uses where a model does not say otherwise), the
 number of threads, pages for all requests at once, no prefix cache, no more than `BATCH_TOKENS` tokens a step with
 prompts and decoding in one step (`dynamic_split_fuse`). Everything else is its default.
@@ -54,7 +55,7 @@ class OpenVino:
         scheduler.num_kv_blocks = max_sequences * context // PAGE_TOKENS
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = False
-        file = str(gguf_file(checkpoint, "f16", tokens=True))
+        file = str(checkpoint if checkpoint.is_file() else gguf_file(checkpoint, "f16", tokens=True))
         # oneDNN writes what it uses; the attention over pages has kernels of its own and reads the processor's flags.
         self.instructions = ["paged attention: avx512f"] if "avx512f" in cpu_features() else []
         self.notes: list[str] = []

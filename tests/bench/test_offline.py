@@ -243,7 +243,10 @@ def test_numbers_carry_the_machine_and_the_versions() -> None:
         (["--input-tokens", "500", "--output-tokens", "13"], "room for 32 requests of 512 tokens"),
         (["--packages", "/nowhere"], "--packages /nowhere is not a directory"),
         (["--resume"], "--resume needs --json"),
-        (["--gguf", "q8_0", "--peers", "llama.cpp,vllm"], "no such peer with --gguf: vllm; there are llama.cpp"),
+        (
+            ["--gguf", "q8_0", "--peers", "llama.cpp,vllm"],
+            "no such peer with --gguf: vllm; there are llama.cpp, openvino",
+        ),
         (["--gguf", "q8_0", "--quantization", "int8"], "--gguf and --quantization exclude each other"),
         (["--gguf", "nowhere.gguf"], "nowhere.gguf is neither a file nor one of q8_0, q4_0, q4_k"),
     ],
