@@ -84,7 +84,7 @@ class Evaluation:
         self._costs.begin_turn()
 
     def work_all(self) -> None:
-        """Evaluate all that can be, where nobody else waits for a turn."""
+        """Evaluate all that can be, where no other task waits for a turn."""
         while self.work():
             self.begin_turn()
 

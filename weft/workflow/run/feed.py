@@ -1,8 +1,8 @@
 """`RunFeed`: what a run tells while it goes on: the texts of named outputs as they are generated, and starts of calls.
 
 Owns the texts of rows in progress, each once for all who read. Readers hold positions, not texts: one that is slow gets
-more at a time, costs nothing, and holds nobody up. What a text is after all is in the result of its row. It knows
-neither time nor tasks; used from one event loop.
+more at a time, costs nothing and delays no other reader. The final text is in the result of its row. It knows neither
+time nor tasks; used from one event loop.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class GrowingState(RunState):
             heapq.heapify(self._ready)
 
     def objective(self, label: str) -> CallObjective | None:
-        """What the calls of a node are to be fast at, a deadline as a time; None: nobody said."""
+        """What the calls of a node are to be fast at, a deadline as a time; None: not given."""
         return self._objectives.of(label)
 
     def _order_of(self, site: CallSite) -> tuple[Any, ...]:

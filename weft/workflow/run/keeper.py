@@ -1,4 +1,4 @@
-"""`PrefixKeeper`: has engines keep what `RunPins` wants kept, and lets go of it whatever happens to the run.
+"""`PrefixKeeper`: has engines keep what `RunPins` wants kept, and releases it at every end of the run.
 
 Owns the retains of one run. Nothing waits for an engine: a call never does for a retain, nor the end of a run.
 """

@@ -1,7 +1,7 @@
 """Figures that earlier runs measured, by label of the nodes of a graph: a run that has them needs no sample.
 
-An operator is known again by what it does: its request and the text of its prompt between the values, whatever it is
-called and whatever graph it stands in. A later run counts as much as all before it, so figures follow what changes.
+An operator is known again by what it does: its request and the text of its prompt between the values. Its name and the
+rest of its graph do not matter. A later run counts as much as all before it, so figures follow what changes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class KnownStatistics:
 
 
 def operator_digest(node: AnyNode) -> str:
-    """A digest of what a node does, whatever it is called and whatever its values are made of."""
+    """A digest of what a node does, the same for every name and every source of its values."""
     if isinstance(node, LlmNode):
         request = {name: value for name, value in node.request.items() if name not in _UNRELATED}
         node = msgspec.structs.replace(node, request=request)

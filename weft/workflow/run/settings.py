@@ -17,7 +17,7 @@ OutputObjectives = OutputObjective | Mapping[str, OutputObjective]
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a run does with its plans. Results are the same whatever it is."""
+    """What a run does with its plans. Results are the same with every setting."""
 
     order: Annotated[bool, Meta(description="Calls leave in the order of the plan; else row by row.")] = True
     pins: Annotated[bool, Meta(description="Prefixes of prompts are kept in the KV cache from call to call.")] = True
