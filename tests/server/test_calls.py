@@ -140,6 +140,8 @@ def test_values_from_outside(alice: httpx.Client) -> None:
         (template(session_id="a b"), "session_id"),
         (template(model="none"), "'none' is not served"),
         ({"prompt": "x {{a}}", "placeholders": [{"name": "a b", "in_out": "out"}]}, "'a b' is not a name"),
+        ({"prompt": "x", "placeholders": [{"name": "", "in_out": "in", "value": 0}]}, "'' is not a name"),
+        ({"prompt": "x", "placeholders": [{"name": "class", "in_out": "out"}]}, "'class' is not a name"),
         ({"prompt": "x {{a}}", "placeholders": [{"name": "a", "in_out": "out"}] * 2}, "different names"),
         ({"prompt": "x {{a}}", "placeholders": [{"name": "a", "in_out": "out", "value": 1}]}, "a is an output"),
         ({"prompt": "x {{a}}", "placeholders": [{"name": "a", "in_out": "in", "schema": {}}]}, "a is an input"),

@@ -72,6 +72,50 @@ def test_one_that_is_cancelled_while_it_waits_takes_no_turn() -> None:
     asyncio.run(test())
 
 
+def test_one_that_is_cancelled_in_the_moment_in_which_its_turn_comes_takes_none() -> None:
+    """A task notices its cancellation in a later turn of the loop, and the place is given away in this one."""
+
+    async def test() -> None:
+        pool, work = WorkerPool(1), Work()
+        later: list[asyncio.Future[str]] = []
+        first = asyncio.ensure_future(pool.call("a", work("1"), lambda cpu_s: [task.cancel() for task in later[:2]]))
+        later += [asyncio.ensure_future(pool.call(name[0], work(name))) for name in ("b2", "c3", "c4", "d5")]
+        await until(lambda: work.begun == ["1"])
+        for gate in work.gates.values():
+            gate.set()
+        assert await first == "1"
+        assert [str(each) for each in await asyncio.gather(*later, return_exceptions=True)] == ["", "", "c4", "d5"]
+        assert work.begun == ["1", "c4", "d5"]
+        assert pool.num_running == 0
+        assert not pool._waiting
+        await pool.close()
+
+    asyncio.run(test())
+
+
+def test_one_that_is_cancelled_twice_gives_its_place_back() -> None:
+    async def test() -> None:
+        pool, work = WorkerPool(1), Work()
+        charged: list[float] = []
+        task = asyncio.ensure_future(pool.call("t", work("1"), charged.append))
+        await until(lambda: work.begun == ["1"])
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert pool.num_running == 1, "its thread works"
+        work.gates["1"].set()
+        after = asyncio.ensure_future(pool.call("t", work("2")))
+        work.gates["2"].set()
+        assert await after == "2"
+        assert len(charged) == 1
+        assert not pool._workers
+        await pool.close()
+
+    asyncio.run(test())
+
+
 def test_one_that_is_cancelled_has_its_process_killed_before_its_place_is_free() -> None:
     pids: list[int] = []
 

@@ -138,17 +138,24 @@ class WorkerPool:
         worker = WorkerProcess()
         self._workers.add(worker)
         job = asyncio.get_running_loop().run_in_executor(self._threads, work, worker)
+
+        def ended(job: asyncio.Future[T]) -> None:
+            # A callback, and before those that wait for the job: they may be cancelled at any time, also twice.
+            self._workers.discard(worker)
+            try:
+                if charge is not None:
+                    charge(worker.cpu_s)
+            finally:
+                self._leave(tenant)
+
+        job.add_done_callback(ended)
         try:
             return await asyncio.shield(job)
-        finally:
+        except asyncio.CancelledError:
             if not job.done():
                 worker.kill()
                 await asyncio.wait({job})
-                job.exception()
-            self._workers.discard(worker)
-            if charge is not None:
-                charge(worker.cpu_s)
-            self._leave(tenant)
+            raise
 
     async def close(self) -> None:
         """Kill all that run. Nothing may be called any more."""
@@ -173,18 +180,20 @@ class WorkerPool:
         for tenant in list(self._waiting):
             if self.num_running >= self._width:
                 return
-            if not self._running[tenant]:
+            while not self._running[tenant] and tenant in self._waiting:
                 turn = self._waiting[tenant][0]
                 self._withdraw(tenant, turn)
-                self._running[tenant] += 1
-                turn.set_result(None)
+                if not turn.cancelled():
+                    self._running[tenant] += 1
+                    turn.set_result(None)
 
     def _withdraw(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        """It waits no longer."""
-        waiting = self._waiting[tenant]
-        waiting.remove(turn)
-        if not waiting:
-            del self._waiting[tenant]
+        """It waits no longer. One that was cancelled may be withdrawn before its task notices."""
+        waiting = self._waiting.get(tenant, deque())
+        if turn in waiting:
+            waiting.remove(turn)
+            if not waiting:
+                del self._waiting[tenant]
 
     def _leave(self, tenant: str) -> None:
         self._running[tenant] -= 1

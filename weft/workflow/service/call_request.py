@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -87,10 +88,9 @@ def _declaration(prompt: str, placeholders: Sequence[CallPlaceholder]) -> Callab
                     f"{each.name} is an input, which takes neither sampling nor schema.", "placeholders"
                 )
             role = Input()
-        try:
-            parameters.append(inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, annotation=role))
-        except ValueError:
-            raise InvalidRequest(f"{each.name[:80]!r} is not a name.", "placeholders") from None
+        if not each.name.isidentifier() or keyword.iskeyword(each.name):
+            raise InvalidRequest(f"{each.name[:80]!r} is not a name.", "placeholders")
+        parameters.append(inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, annotation=role))
     call.__doc__ = prompt
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
