@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.workflows.played import engine_settings
-from weft.cluster.router import EngineView
 from weft.core.ids import pack_tokens
 from weft.core.objectives import Objective
 from weft.sim.clock import VirtualClock
@@ -75,8 +74,7 @@ def cluster_of(service: Service, settings: SimulationSettings | None = None) -> 
     engines = [simulated_engine(device, settings, clock, prefix_cache=service.shares) for _ in range(service.engines)]
     choice: EngineChoice = LeastQueue(service.engines)
     if service.routes:
-        view = EngineView(True, 1, settings.max_running, device.num_pages, device.page_size, device.forward)
-        choice = RouterChoice([view] * service.engines)
+        choice = RouterChoice.of(device, settings, service.engines)
     return SimulatedCluster(engines, clock, choice)
 
 

@@ -9,7 +9,6 @@ import msgspec
 
 from bench.workflows.floor import Floor, FloorEngines, floor_of
 from bench.workflows.shapes import Workload
-from weft.cluster.router import EngineView
 from weft.core.ids import unpack_tokens
 from weft.core.wire import EngineStats
 from weft.sim.clock import VirtualClock
@@ -122,8 +121,7 @@ def play(
     engines = [simulated_engine(device, settings, clock, [digest, rows_seen]) for digest in digests]
     choice: EngineChoice = LeastQueue(num_engines)
     if contender.routes:
-        view = EngineView(True, 1, settings.max_running, device.num_pages, device.page_size, device.forward)
-        choice = RouterChoice([view] * num_engines)
+        choice = RouterChoice.of(device, settings, num_engines)
     cluster = SimulatedCluster(engines, clock, choice)
     waiting = min(contender.limits.waiting_calls * num_engines * scale, UNBOUNDED)
     contender = contender._replace(limits=contender.limits._replace(waiting_calls=waiting))

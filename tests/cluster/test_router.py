@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from weft.cluster.router import EngineView, RoutedRequest, Router
+from weft.cluster.route_costs import EngineView, Work
+from weft.cluster.router import RoutedRequest, Router
 from weft.core.ids import pack_tokens
 from weft.sim.devices import linear_forward
 
@@ -182,7 +183,7 @@ def test_routes_are_a_function_of_the_calls(seed: int) -> None:
         for routed in under_way:
             front.end(routed)
         loads = front.router._loads
-        assert all(load.prompt_tokens == load.rows == load.kv_tokens == 0 for load in loads), "nothing is left"
+        assert all(load.foreground == load.background == Work() for load in loads), "nothing is left"
         return found
 
     assert routes() == routes()

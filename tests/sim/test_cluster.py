@@ -6,7 +6,7 @@ import pytest
 
 from tests.sim.small import small_device, small_settings
 from weft.cache.integrity import check_integrity
-from weft.cluster.router import EngineView
+from weft.cluster.route_costs import EngineView
 from weft.core.ids import pack_tokens
 from weft.sim.clock import VirtualClock
 from weft.sim.cluster import EngineChoice, LeastQueue, RouterChoice, SimulatedCall, SimulatedCluster, SimulatedTimes

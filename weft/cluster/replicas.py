@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from weft.abi.errors import EngineDead
-from weft.cluster.router import EngineView, RoutedRequest, Router
+from weft.cluster.route_costs import EngineView
+from weft.cluster.router import RoutedRequest, Router
+from weft.core.objectives import Objective
 from weft.core.wire import EngineInfo, Sessions
 from weft.engine.client import EngineClient
 
@@ -103,8 +105,9 @@ class ReplicaSet:
         max_output: int | None = None,
         num_choices: int = 1,
         preferred: int | None = None,
+        objective: Objective = "latency",
     ) -> Iterator[Placed]:
-        """An engine for a request with this prompt (packed tokens), until the end of the block. `preferred`: see
+        """An engine for a request with this prompt (packed tokens), until the end of the block. Arguments are those of
         `Router.route`."""
         views = [_view(engine) for engine in self.engines]
         routed = self._router.route(
@@ -115,6 +118,7 @@ class ReplicaSet:
             max_output=max_output,
             num_choices=num_choices,
             preferred=preferred,
+            objective=objective,
         )
         placed = Placed(self._router, routed)
         try:
@@ -129,4 +133,6 @@ def _view(engine: EngineClient) -> EngineView:
     except EngineDead:
         return _UNKNOWN
     num_pages = info.num_device_pages + info.num_host_pages
-    return EngineView(engine.ready, info.pid, info.max_running, num_pages, info.page_size, info.forward)
+    return EngineView(
+        engine.ready, info.pid, info.max_running, num_pages, info.page_size, info.forward, info.held_factor
+    )

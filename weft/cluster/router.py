@@ -1,11 +1,12 @@
 """`Router`: which of several engines of one model serves a request.
 
-For each engine that answers it predicts, by the cost model, the seconds until the request would be done there: the
-prompts that wait there, what of its own prompt has no KV there, its output beside others, and a wait for a slot. It
-takes the least. So a request goes where its prefix lies, unless the wait there costs more than computing the prefix
-elsewhere. Requests of one session stay together in the same way: leaving an engine costs computing the session's
-tokens again, also where their prefix is not known (Parrot, section 5.4, with predicted times in place of its order of
-rules). Equal costs: the engine with the longer prefix, with fewer requests, with fewer known prefixes, the first.
+For each engine that answers it predicts, by the cost model, the seconds until the request would be done there, and
+takes the least (`weft.cluster.route_costs`). So a request goes where its prefix lies, unless the wait there costs more
+than computing the prefix elsewhere. Requests of one session stay together in the same way: leaving an engine costs
+computing the session's tokens again, also where their prefix is not known. Requests whose latency matters gather on
+engines of their own, as far as the load allows, because background work is slow beside them (Parrot, section 5.4, with
+predicted times in place of its order of rules). Equal costs: the engine with the longer prefix, with fewer requests,
+with fewer known prefixes, the first.
 
 The router knows what it has sent to each engine and what came back, no more. A prefix is known by a number for each of
 its pages (`weft.cache.given_up`), the most recent ones as many as the engine has pages: about what its own index keeps.
@@ -22,45 +23,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.cache.given_up import namespace_number, prefix_numbers
-from weft.core.cost.model import ForwardModel, StepShape
+from weft.cluster.route_costs import EngineView, Request, Work, background_s, foreground_s
+from weft.core.cost.model import StepShape
 from weft.core.ids import TOKEN_BYTES
+from weft.core.objectives import BACKGROUND, Objective
 from weft.core.step import U64
 
-ASSUMED = ForwardModel(
-    base_s=0.007,
-    head_s=0.0,
-    per_row_s=0.0,
-    per_output_s=0.0,
-    per_decode_kv_s=5e-8,
-    per_chunk_kv_s=0.0,
-    per_chunk_pair_s=0.0,
-    knots=(),
-    slopes=(3.9e-5,),
-)
-"""Times of engines without a cost profile: those of an 8B model on an H100. Only their proportions count."""
 FIRST_OUTPUT = 128
 """Tokens that a request without a limit is expected to generate, before any has ended."""
 OUTPUT_GAIN = 0.05
 """How much of each output's length that expectation takes over."""
+BACKGROUND_GAIN = 0.01
+"""How much of each request the part of the background takes over."""
 PREFERRED_FACTOR = 2.0
 """How much longer a request may take on the engine that a plan has for it than on another one."""
 MAX_SESSIONS = 10_000
 """Sessions whose engine is remembered: the last ones."""
-
-
-class EngineView(NamedTuple):
-    """An engine of the model, as it is now."""
-
-    is_ready: bool
-    """Whether it answers."""
-    incarnation: int
-    """Names its process: another one has none of the KV."""
-    max_running: int
-    num_pages: int
-    """Of all tiers."""
-    page_size: int
-    forward: ForwardModel | None
-    """Of its cost profile; None: there is none."""
 
 
 @dataclass(slots=True)
@@ -77,6 +55,7 @@ class RoutedRequest:
     incarnation: int
     last_number: int
     """Of the whole prompt, as a prefix."""
+    is_background: bool
     is_prompt: bool = True
     """Its first token has not come."""
     is_open: bool = True
@@ -89,12 +68,16 @@ class _Load:
         self.incarnation = incarnation
         self.pages: OrderedDict[int, None] = OrderedDict()
         """Numbers of prefixes that end with a page, least recently used first."""
-        self.prompt_tokens = 0
-        """Without KV, of prompts without a first token."""
-        self.rows = 0
+        self.foreground, self.background = Work(), Work()
+
+    def of(self, routed: RoutedRequest) -> Work:
+        """The work that a request is part of."""
+        return self.background if routed.is_background else self.foreground
+
+    @property
+    def num_rows(self) -> int:
         """Choices of requests that have not ended."""
-        self.kv_tokens = 0
-        """Of these, without what they generate."""
+        return self.foreground.rows + self.background.rows
 
     def find(self, numbers: Sequence[int]) -> int:
         """How many pages of a prompt it has, from the first on."""
@@ -125,6 +108,8 @@ class Router:
         """By namespace and label, least recently used first."""
         self._output = float(FIRST_OUTPUT)
         """Tokens that a choice is expected to generate."""
+        self._background = 0.0
+        """The part of the requests that is background, lately."""
 
     def route(
         self,
@@ -136,6 +121,7 @@ class Router:
         max_output: int | None = None,
         num_choices: int = 1,
         preferred: int | None = None,
+        objective: Objective = "latency",
     ) -> RoutedRequest:
         """The engine for a request with these packed tokens. Where no engine answers, the request goes where it would
         if all did, and waits there. A plan's engine is `preferred`: the request goes there unless that engine does not
@@ -144,6 +130,8 @@ class Router:
         numbers = prefix_numbers(prompt, 0, namespace_number(namespace))
         num_tokens = len(prompt) // TOKEN_BYTES
         output = self._output if max_output is None else min(float(max_output), self._output)
+        is_background = objective in BACKGROUND
+        self._background += BACKGROUND_GAIN * (is_background - self._background)
         home = self._sessions.get((namespace, session)) if session else None
         best: tuple[float, int, int, int, int] | None = None
         wanted: tuple[float, int, int, int, int] | None = None
@@ -154,12 +142,16 @@ class Router:
                 continue
             # One token at least is computed, so the last page counts only where the prompt goes on behind it.
             found = load.find(_page_ends(numbers[:-1], 0, view.page_size)) * view.page_size
-            cost_s = _cost_s(view, load, num_tokens, found, output, num_choices)
+            request = Request(num_tokens, found, output, num_choices)
+            if is_background:
+                cost_s = background_s(view, load.foreground, load.background, request)
+            else:
+                cost_s = foreground_s(view, load.foreground, load.background, request, self._background)
             if home is not None and (home.engine, home.incarnation) == (index, view.incarnation):
                 known = min(home.num_tokens, num_tokens)
                 if known > found:
-                    cost_s -= (view.forward or ASSUMED).predict_s(StepShape.chunk(known - found, found))
-            entry = cost_s, -found, load.rows, len(load.pages), index
+                    cost_s -= view.times.predict_s(StepShape.chunk(known - found, found))
+            entry = cost_s, -found, load.num_rows, len(load.pages), index
             best = entry if best is None else min(best, entry)
             if index == preferred:
                 wanted = entry
@@ -168,11 +160,14 @@ class Router:
             best = wanted
         _, less_found, _, _, index = best
         view, load = engines[index], self._loads[index]
-        routed = RoutedRequest(index, -less_found, num_tokens, num_choices, view.incarnation, int(numbers[-1]))
+        routed = RoutedRequest(
+            index, -less_found, num_tokens, num_choices, view.incarnation, int(numbers[-1]), is_background
+        )
         load.keep(_page_ends(numbers, 0, view.page_size), view.num_pages)
-        load.prompt_tokens += num_tokens - routed.num_found
-        load.rows += num_choices
-        load.kv_tokens += num_choices * num_tokens
+        work = load.of(routed)
+        work.prompt_tokens += num_tokens - routed.num_found
+        work.rows += num_choices
+        work.kv_tokens += num_choices * num_tokens
         if session:
             self._sessions[namespace, session] = _Session(index, view.incarnation, num_tokens)
             self._sessions.move_to_end((namespace, session))
@@ -186,7 +181,7 @@ class Router:
             routed.is_prompt = False
             load = self._loads[routed.engine]
             if load.incarnation == routed.incarnation:
-                load.prompt_tokens -= routed.num_tokens - routed.num_found
+                load.of(routed).prompt_tokens -= routed.num_tokens - routed.num_found
 
     def ended(self, routed: RoutedRequest, view: EngineView, answer: bytes) -> None:
         """A request has ended in any way; `answer` are the packed tokens of its first choice, which `view`, its engine,
@@ -201,8 +196,9 @@ class Router:
             self._output += OUTPUT_GAIN * (num_output - self._output)
         if load.incarnation != routed.incarnation:
             return
-        load.rows -= routed.num_choices
-        load.kv_tokens -= routed.num_choices * routed.num_tokens
+        work = load.of(routed)
+        work.rows -= routed.num_choices
+        work.kv_tokens -= routed.num_choices * routed.num_tokens
         numbers = prefix_numbers(answer[:-TOKEN_BYTES], routed.num_tokens, routed.last_number)
         load.keep(_page_ends(numbers, routed.num_tokens, view.page_size), view.num_pages)
 
@@ -211,16 +207,3 @@ def _page_ends(numbers: U64, start: int, page_size: int) -> list[int]:
     """Of the numbers of prefixes that end with the tokens from `start` on, those that fill a page."""
     ends: list[int] = numbers[(page_size - 1 - start) % page_size :: page_size].tolist()
     return ends
-
-
-def _cost_s(view: EngineView, load: _Load, num_tokens: int, num_found: int, output: float, num_choices: int) -> float:
-    """Predicted seconds until a request would be done on an engine."""
-    forward = view.forward or ASSUMED
-    rows = min(load.rows + num_choices, view.max_running)
-    row_kv = (load.kv_tokens + num_choices * (num_tokens + output / 2)) / (load.rows + num_choices)
-    step_s = forward.predict_s(StepShape.decodes(rows, round(rows * row_kv)))
-    prompts_s = forward.predict_s(StepShape.chunk(load.prompt_tokens)) if load.prompt_tokens else 0.0
-    own_s = forward.predict_s(StepShape.chunk(max(num_tokens - num_found, 1), num_found, 1))
-    # Those that are more than run at once wait until as many outputs as they are have ended.
-    too_many = max(0, load.rows + num_choices - view.max_running)
-    return prompts_s + own_s + (1.0 + too_many / view.max_running) * output * step_s

@@ -20,6 +20,8 @@ MEANINGS: dict[Objective, str] = {
     "batch": "done at some time: after `throughput`",
 }
 OBJECTIVES = get_args(Objective)
+BACKGROUND: frozenset[Objective] = frozenset({"throughput", "deadline", "batch"})
+"""Those that give way to the others, `deadline` as long as it has slack."""
 LEAST_DEADLINE_S = 1e-3
 """What is said of a deadline that has passed."""
 MAX_DEADLINE_S = 30 * 86400.0

@@ -62,6 +62,7 @@ async def _routed(args: Args, caller: Caller, place: _Place) -> AsyncGenerator[C
         max_output=most,
         num_choices=choices,
         preferred=place.replica,
+        objective=caller.objective,
     )
     with placing as placed:
         async with aclosing(_program(args, caller, place.model.runtimes[placed.engine])) as chunks:

@@ -42,6 +42,7 @@ from weft.sched.event_log import Events
 from weft.sched.in_flight import InFlight
 from weft.sched.policies import InterceptPolicy
 from weft.sched.scheduler import Scheduler, SchedulerConfig
+from weft.sched.step_share import held_factor
 from weft.sched.waste_meter import WasteMeter
 
 _log = logging.getLogger("weft.engine")
@@ -141,6 +142,7 @@ class Engine:
             num_embeds=spec.num_embed_slots,
             max_space_pages=int(spec.num_device_pages * config.space_fraction),
             forward=None if cost_model is None else cost_model.forward,
+            held_factor=1.0 if cost_model is None else held_factor(config.latency_factor, config.min_share),
         )
 
     def submit(self, client: int, commands: Iterable[Command]) -> None:

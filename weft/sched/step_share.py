@@ -19,6 +19,7 @@ Owns no state: decisions depend on their arguments alone. `ServiceClasses` asks,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -44,6 +45,13 @@ class ShareView(NamedTuple):
     """What of it is background, so far."""
     owed_s: float
     """Seconds that the background is owed from steps before."""
+
+
+def held_factor(latency_factor: float, min_share: float) -> float:
+    """How many times as long the background takes at most beside foreground that is always there: a step of
+    `latency_factor` times the foreground's time has room for the rest of it, or for `min_share` of the step."""
+    room = max(1.0 - 1.0 / latency_factor, min_share)
+    return 1.0 / room if room else math.inf
 
 
 class StepShare:

@@ -12,13 +12,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from weft.cluster.router import EngineView, RoutedRequest, Router
+from weft.cluster.route_costs import EngineView
+from weft.cluster.router import RoutedRequest, Router
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.core.objectives import Objective
 from weft.core.sampling import StopParams
 from weft.core.wire import Append, Finished, Generate, Open, OperationUsage, Release
+from weft.sched.step_share import held_factor
 from weft.sim.clock import Action, Agenda, VirtualClock
+from weft.sim.devices import Device
 from weft.sim.engine import SimulatedEngine
+from weft.sim.run import SimulationSettings
 
 CHAT_TURN = "chat"
 """As the chat endpoint ends a sequence: its client may go on with the conversation."""
@@ -100,6 +104,15 @@ class LeastQueue:
 class RouterChoice:
     """The router of `weft serve` with several engines of one model."""
 
+    @classmethod
+    def of(cls, device: Device, settings: SimulationSettings, num_engines: int) -> RouterChoice:
+        """For equal engines."""
+        held = held_factor(settings.latency_factor, settings.min_share)
+        view = EngineView(
+            True, 1, settings.max_running, device.num_pages, device.page_size, device.forward, held_factor=held
+        )
+        return cls([view] * num_engines)
+
     def __init__(self, views: Sequence[EngineView]):
         self._views = tuple(views)
         self._router = Router(len(self._views))
@@ -108,7 +121,9 @@ class RouterChoice:
     def choose(self, number: int, call: SimulatedCall) -> int:
         """As `EngineChoice`."""
         most = call.num_output
-        routed = self._router.route(self._views, call.prompt, "", session=call.session, max_output=most)
+        routed = self._router.route(
+            self._views, call.prompt, "", session=call.session, max_output=most, objective=call.objective
+        )
         self._routed[number] = routed
         return routed.engine
 

@@ -35,6 +35,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Device pages of all spaces together."""
     forward: ForwardModel | None = None
     """Times of steps by the engine's cost profile; None without one."""
+    held_factor: float = 1.0
+    """How many times as long background work takes at most beside work whose latency matters."""
 
 
 SessionState = Literal["intercepted", "finished", "queued"]
