@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cluster.test_router import Front, prompt
-from weft.cluster.route_costs import EngineView, Request, Work, background_s, foreground_s
+from weft.cluster.route_costs import EngineView, RoutedWork, Work, background_s, foreground_s
 from weft.cluster.router import RoutedRequest
 from weft.core.objectives import Objective
 from weft.sched.step_share import held_factor
@@ -13,7 +13,7 @@ from weft.sim.devices import linear_forward
 
 VIEW = EngineView(True, 1, 8, 1000, 16, linear_forward(0.010, 0.001), held_factor=3.0)
 """10 ms of every step, 1 ms of each of its tokens."""
-REQUEST = Request(num_tokens=32, num_found=0, output=20, num_choices=1)
+REQUEST = RoutedWork(num_tokens=32, num_found=0, output=20, num_choices=1)
 
 
 def routes(front: Front, objectives: list[Objective]) -> list[RoutedRequest]:

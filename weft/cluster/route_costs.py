@@ -63,13 +63,13 @@ class Work:
     kv_tokens: int = 0
     """Of these, without what they generate."""
 
-    def plus(self, request: Request) -> Work:
+    def plus(self, request: RoutedWork) -> Work:
         """The work with one more request, at half of its output. Its prompt is not counted."""
         kv_tokens = self.kv_tokens + round(request.num_choices * (request.num_tokens + request.output / 2))
         return Work(self.prompt_tokens, self.rows + request.num_choices, kv_tokens)
 
 
-class Request(NamedTuple):
+class RoutedWork(NamedTuple):
     """A request, as an engine would have it."""
 
     num_tokens: int
@@ -86,7 +86,7 @@ class Request(NamedTuple):
         return StepShape.chunk(max(self.num_tokens - self.num_found, 1), self.num_found, 1)
 
 
-def foreground_s(view: EngineView, foreground: Work, background: Work, request: Request, expected: float) -> float:
+def foreground_s(view: EngineView, foreground: Work, background: Work, request: RoutedWork, expected: float) -> float:
     """Predicted seconds until a request whose latency matters would be done, and by how much it delays background."""
     forward = view.times
     with_it = foreground.plus(request)
@@ -102,7 +102,7 @@ def foreground_s(view: EngineView, foreground: Work, background: Work, request: 
     return _prompts_s(view, foreground) + own_s + delay_s
 
 
-def background_s(view: EngineView, foreground: Work, background: Work, request: Request) -> float:
+def background_s(view: EngineView, foreground: Work, background: Work, request: RoutedWork) -> float:
     """Predicted seconds until a request whose latency does not matter would be done."""
     forward = view.times
     with_it = background.plus(request)
@@ -130,7 +130,7 @@ def _prompts_s(view: EngineView, work: Work) -> float:
     return view.times.predict_s(StepShape.chunk(work.prompt_tokens)) if work.prompt_tokens else 0.0
 
 
-def _outputs(view: EngineView, rows: int, request: Request) -> float:
+def _outputs(view: EngineView, rows: int, request: RoutedWork) -> float:
     """Steps until the outputs of a request are done. Choices that are more than run at once, `rows` in all, wait until
     as many outputs have ended."""
     return (1.0 + max(0, rows - view.max_running) / view.max_running) * request.output

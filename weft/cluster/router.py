@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.cache.given_up import namespace_number, prefix_numbers
-from weft.cluster.route_costs import EngineView, Request, Work, background_s, foreground_s
+from weft.cluster.route_costs import EngineView, RoutedWork, Work, background_s, foreground_s
 from weft.core.cost.model import StepShape
 from weft.core.ids import TOKEN_BYTES
 from weft.core.objectives import BACKGROUND, Objective
@@ -142,7 +142,7 @@ class Router:
                 continue
             # One token at least is computed, so the last page counts only where the prompt goes on behind it.
             found = load.find(_page_ends(numbers[:-1], 0, view.page_size)) * view.page_size
-            request = Request(num_tokens, found, output, num_choices)
+            request = RoutedWork(num_tokens, found, output, num_choices)
             if is_background:
                 cost_s = background_s(view, load.foreground, load.background, request)
             else:

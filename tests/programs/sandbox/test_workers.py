@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 
@@ -97,7 +98,15 @@ def test_one_that_is_cancelled_twice_gives_its_place_back() -> None:
     async def test() -> None:
         pool, work = WorkerPool(1), Work()
         charged: list[float] = []
-        task = asyncio.ensure_future(pool.call("t", work("1"), charged.append))
+        unseen: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
+        waits = work("1")
+
+        def fails(worker: WorkerProcess) -> None:
+            waits(worker)
+            raise WorkerKilled
+
+        task = asyncio.ensure_future(pool.call("t", fails, charged.append))
         await until(lambda: work.begun == ["1"])
         for _ in range(2):
             task.cancel()
@@ -111,6 +120,8 @@ def test_one_that_is_cancelled_twice_gives_its_place_back() -> None:
         assert await after == "2"
         assert len(charged) == 1
         assert not pool._workers
+        gc.collect()
+        assert not unseen
         await pool.close()
 
     asyncio.run(test())

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 
 class CommandBase(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -140,7 +140,9 @@ class WorkerPool:
         job = asyncio.get_running_loop().run_in_executor(self._threads, work, worker)
 
         def ended(job: asyncio.Future[T]) -> None:
-            # A callback, and before those that wait for the job: they may be cancelled at any time, also twice.
+            # A callback, before that of the task that waits for the job. The task may be cancelled at any time, also
+            # twice, and then nothing else asks for the job's exception.
+            job.exception()
             self._workers.discard(worker)
             try:
                 if charge is not None:
