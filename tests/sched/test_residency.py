@@ -26,6 +26,8 @@ class Resident(Engine):
         self.cache = KVCache(num_pages, host_pages, page_size=8, max_pinned_fraction=fraction)
         self.scheduler = Scheduler(config, self.cache, policy=make_policy(policy))
         self.ops = iter(range(1000, 2000))
+        self.last_op = 0
+        """Number of the command that was asked last."""
 
     def decide(self) -> Scheduled:
         scheduled = super().decide()
@@ -34,7 +36,7 @@ class Resident(Engine):
 
     def ask(self, kind: type[wire.CommandBase], /, client: int = 1, **fields: object) -> wire.Finished | wire.Failed:
         """The outcome of a command."""
-        op = next(self.ops)
+        op = self.last_op = next(self.ops)
         self.say(kind(op=op, **fields), client=client)
         self.run()
         check_integrity(self.cache, [s.table for s in self.scheduler.sequences.open.values()])
@@ -103,6 +105,7 @@ def test_a_pin_stays_while_newcomers_wait_and_is_broken_only_for_a_sequence_that
     assert (engine.on_device(A), engine.on_device(B[:16])) == (4, 0), "the cheapest is broken, and no other"
     assert engine.count(wire.EndRetain, retain=1001) == 0, "it has ended"
     assert engine.count(wire.EndRetain, retain=1000) == 4
+    assert engine.scheduler.stats().retains_ended == {"broken": 1, "released": 1}
     engine.plain(5, [6] * 80)
     assert engine.on_device(A) == 0
 
@@ -160,6 +163,71 @@ def test_a_pinned_sequence_is_locked_while_it_is_parked_and_returns() -> None:
     assert engine.cache.retention.pinned() == []
     assert engine.count(wire.Retain, seq=1, ttl_s=1e6, weight=1.0) == 5, "it replaces the pin"
     assert engine.count(wire.EndRetain, retain=1000) == 0
+
+
+def test_retains_that_end_are_counted_by_cause() -> None:
+    engine = Resident(num_pages=24, host_pages=0, fraction=8 / 24)
+    ended: dict[str, int] = {}
+
+    def ends(cause: str) -> None:
+        ended[cause] = ended.get(cause, 0) + 1
+        assert engine.scheduler.stats().retains_ended == ended
+
+    def retain(tokens: list[int], tenant: str, *, client: int = 1, ttl_s: float = 1e6) -> int:
+        engine.count(wire.Retain, client, **prefix(tokens, tenant), ttl_s=ttl_s)
+        return engine.last_op
+
+    engine.plain(1, A, tenant="a")
+    engine.count(wire.EndRetain, retain=retain(A, "a"))
+    ends("released")
+    retain(A, "a", ttl_s=5.0)
+    engine.now += 5.0
+    engine.plain(2, C, tenant="a")
+    ends("expired")
+    retain(A, "a", client=2)
+    engine.scheduler.drop_client(2, engine.now)
+    ends("disconnected")
+    retain(A, "a")
+    retain(C, "a")
+    engine.plain(3, B, tenant="b")
+    retain(B, "b")
+    ends("displaced")
+    engine.say(wire.ResetPrefixCache())
+    ended["reset"] = 1
+    ends("reset")
+    engine.idle(4, A, tenant="a")
+    engine.count(wire.Retain, seq=4, ttl_s=1e6)
+    engine.count(wire.Retain, seq=4, ttl_s=1e6)
+    ends("replaced")
+    assert engine.count(wire.EndRetain, retain=engine.last_op - 1) == 0, "it had ended"
+    engine.count(wire.EndRetain, retain=engine.last_op - 1)
+    ends("released")
+    engine.count(wire.Hold, seq=4, ttl_s=1e6)
+    engine.plain(5, [*A, 5, 6, 7], tenant="a")
+    ends("continued")
+
+
+def test_the_end_of_a_retain_tells_how_many_of_its_pages_were_still_kept() -> None:
+    engine = Resident(host_pages=0)
+    engine.plain(1, A + B[:16])
+    assert engine.count(wire.Retain, **prefix(A + B[:16]), ttl_s=1e6, weight=1e-6) == 6
+    op = engine.last_op
+    engine.plain(2, [4] * 70)
+    kept = engine.on_device(A + B[:16])
+    assert 0 < kept < 6
+    assert engine.count(wire.EndRetain, retain=op) == kept
+    engine.plain(3, A)
+    engine.count(wire.Retain, **prefix(A), ttl_s=1e6, weight=1e-6)
+    op = engine.last_op
+    engine.plain(4, [5] * 89)
+    assert engine.count(wire.EndRetain, retain=op) == 0
+    assert engine.scheduler.stats().retains_ended == {"given_up": 1, "released": 1}
+    engine = Resident(num_pages=40)
+    engine.idle(5, B[:20])
+    assert engine.count(wire.Retain, seq=5, ttl_s=1e6) == 3
+    op = engine.last_op
+    engine.say(wire.Truncate(seq=5, num_tokens=10))
+    assert engine.count(wire.EndRetain, retain=op) == 2, "the sequence has its pages"
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def test_metrics_of_waits(server: RunningServer, monkeypatch: pytest.MonkeyPatch
         waste={"preserve": 5.0, "stalled": 1.5},
         wait_returns={"chat": {"kept": 3, "host": 2}, "http": {"recomputed": 1}},
         pages_given_up={"prefix": {"nowhere": 7}},
+        retains_ended={"broken": 2, "expired": 4},
         objective_device_s={"latency": 2.5, "batch": 0.5},
         wait_ratio={"chat": HistogramSnapshot((0.5, 2.0), [1, 2, 0], 3.5)},
     )
@@ -105,6 +106,8 @@ def test_metrics_of_waits(server: RunningServer, monkeypatch: pytest.MonkeyPatch
     assert found["weft:kv_waste_token_seconds_total", "stalled"] == 1.5
     assert found["weft:engine_objective_device_seconds_total", "latency"] == 2.5
     assert found["weft:engine_objective_device_seconds_total", "batch"] == 0.5
+    assert found["weft:kv_retains_ended_total", "broken"] == 2
+    assert found["weft:kv_retains_ended_total", "expired"] == 4
     assert found["weft:wait_returns_total", "chat,host"] == 2
     assert found["weft:wait_returns_total", "http,recomputed"] == 1
     assert found["weft:kv_pages_given_up_total", "prefix,nowhere"] == 7

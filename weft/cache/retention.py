@@ -12,12 +12,19 @@ import heapq
 import itertools
 import math
 from collections import Counter
+from typing import Literal
 
 from weft.cache.nodes import Node, Wait
 from weft.cache.prefix_index import PrefixIndex
 from weft.cache.runs import PREFIX
 from weft.core.waits import WaitKind
 
+RetainEnd = Literal[
+    "released", "disconnected", "expired", "continued", "replaced", "broken", "displaced", "given_up", "reset"
+]
+"""Why a retain ended: by its client's command; the client is gone; its time was over; another sequence continued what
+was held; the sequence was retained anew; a pin, for a sequence that could not go on otherwise; for the share of another
+tenant; nothing was left of it; the index was emptied."""
 HOLD_WEIGHT = 1.0
 SWEEP = 64
 """Retains of which nothing is left are looked for when there are so many more than at the last time, or twice as
@@ -46,6 +53,11 @@ class RetainedRun:
         """Whether its part on the device stays there."""
         return self.weight == math.inf
 
+    @property
+    def num_left(self) -> int:
+        """Pages up to where what it keeps ends, on the device and on the host; 0 while a sequence has them."""
+        return 0 if self.wait is None or self.wait.end is None else self.wait.end.depth_pages
+
     def path(self) -> list[Node]:
         """The nodes on the device that it keeps, from the end."""
         node = None if self.wait is None else self.wait.end
@@ -73,6 +85,8 @@ class Retention:
         """Pages of retains without a wait, by tenant."""
         self._of_wait: dict[int, RetainedRun] = {}
         """The retains with a wait, by its number."""
+        self.ended: Counter[RetainEnd] = Counter()
+        """Retains that ended so."""
         self._num_pins = 0
         self._swept = 0
         """Retains there were after nothing was left of some."""
@@ -157,11 +171,13 @@ class Retention:
             for run in self._runs.values():
                 self.lock(run)
 
-    def end(self, run: RetainedRun, now: float) -> None:
+    def end(self, run: RetainedRun, why: RetainEnd, now: float) -> None:
         """End a retain: what it keeps is as any other KV. Idempotent."""
         if run.ended:
             return
         run.ended = True
+        is_lost = run.num_pages > 0 and run.wait is not None and run.wait.end is None
+        self.ended["given_up" if is_lost else why] += 1
         del self._runs[run.number]
         self._num_pins -= run.is_pin
         self._unlock(run, now)
@@ -181,20 +197,20 @@ class Retention:
         """A sequence has continued what a wait stands for: the wait ends, and its hold."""
         run = self._of_wait.get(wait.seq)
         if run is not None:
-            self.end(run, now)
+            self.end(run, "continued", now)
         self._tiers.end_wait(wait)
 
     def end_all(self, now: float) -> None:
         """End every retain, pins too: nothing is kept for a later sequence."""
         for run in list(self._runs.values()):
-            self.end(run, now)
+            self.end(run, "reset", now)
 
     def expire(self, now: float) -> None:
         """End the retains whose time is over."""
         while self._ends and self._ends[0][0] <= now:
             run = self._runs.get(heapq.heappop(self._ends)[1])
             if run is not None:
-                self.end(run, now)
+                self.end(run, "expired", now)
 
     def break_pin(self, now: float) -> bool:
         """End one pin, because a sequence cannot go on otherwise. Whether there was one. The cheapest goes first: of
@@ -202,7 +218,7 @@ class Retention:
         pins = [run for run in self._runs.values() if run.locked is not None]
         if not pins:
             return False
-        self.end(min(pins, key=_cost_of_break), now)
+        self.end(min(pins, key=_cost_of_break), "broken", now)
         return True
 
     def pinned(self) -> list[Node]:
@@ -221,7 +237,7 @@ class Retention:
     def _sweep(self, now: float) -> None:
         for run in list(self._runs.values()):
             if run.wait is not None and run.wait.end is None:
-                self.end(run, now)
+                self.end(run, "given_up", now)
         self._swept = len(self._runs)
         self._ends = [entry for entry in self._ends if entry[1] in self._runs]
         heapq.heapify(self._ends)
@@ -246,7 +262,7 @@ class Retention:
             if not order or self._runs[order[-1][2]].tenant != largest:
                 runs = (run for run in self._runs.values() if run.tenant == largest)
                 order = sorted(((run.weight, run.until_s, run.number) for run in runs), reverse=True)
-            self.end(self._runs[order.pop()[2]], now)
+            self.end(self._runs[order.pop()[2]], "displaced", now)
 
     def _pages(self) -> Counter[str]:
         """Retained pages by tenant."""

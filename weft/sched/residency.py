@@ -95,7 +95,7 @@ class Residency:
     def drop_client(self, client: int, now: float) -> None:
         """A client is gone: end its retains and moves. What it held stays held."""
         for key in [key for key in self._retains if key[0] == client]:
-            self._cache.retention.end(self._retains.pop(key), now)
+            self._cache.retention.end(self._retains.pop(key), "disconnected", now)
         for move in [move for move in self.moves if move.client == client]:
             self._tiers.end_wait(move.mark)
             self.moves.remove(move)
@@ -113,7 +113,7 @@ class Residency:
         if command.seq is not None:
             sequence = self._sequence(client, command.seq)
             if sequence.retained is not None:
-                self._cache.retention.end(sequence.retained, now)
+                self._cache.retention.end(sequence.retained, "replaced", now)
             run = sequence.retained = self._add(sequence, command.weight, until_s, now)
             if sequence.wait is not None:
                 self._cache.retention.attach(run, sequence.wait)
@@ -139,9 +139,17 @@ class Residency:
         run = self._retains.pop((client, command.retain), None)
         if run is None:
             raise UnknownHandle(f"operation {command.retain} of this client retains nothing")
-        count = 0 if run.ended else run.num_pages
-        self._cache.retention.end(run, now)
+        count = self._num_kept(run)
+        self._cache.retention.end(run, "released", now)
         self._finish(client, command.op, count)
+
+    def _num_kept(self, run: RetainedRun) -> int:
+        """Pages that a retain keeps now: up to where its KV ends, or those of its sequence that has them."""
+        if run.ended:
+            return 0
+        if run.wait is not None:
+            return run.num_left
+        return next((len(s.table.pages) for s in self._sequences if s.retained is run), 0)
 
     def _begin_move(self, client: int, command: Demote | Prefetch, now: float) -> None:
         if not self._tiers.host.num_pages:

@@ -206,6 +206,7 @@ class Scheduler:
             finished=dict(counters.finished),
             wait_returns=_nested(waits.returns),
             pages_given_up=_nested(tiers.uses.moved_pages),
+            retains_ended=dict(sorted(state.cache.retention.ended.items())),
             wait_ratio={kind: ratios.snapshot() for kind, ratios in sorted(waits.ratios.items())},
         )
 

@@ -74,6 +74,11 @@ ENGINE_HISTOGRAMS = (
 )
 """Name, attribute of `EngineStats`, meaning."""
 
+CAUSE_COUNTERS = (
+    ("kv_waste_token_seconds", "waste", "KV memory x time that did no work."),
+    ("kv_retains_ended", "retains_ended", "Retains of KV that ended, by cause."),
+)
+"""Name, attribute of `EngineStats`, meaning."""
 WAIT_COUNTERS = (
     ("wait_returns", "wait_returns", "kv", "Waits that ended, by where the KV was."),
     ("kv_pages_given_up", "pages_given_up", "to", "KV pages given up, by what waited for them."),
@@ -172,13 +177,13 @@ class _Families:
         yield ended
 
     def _waits(self) -> Iterator[Metric]:
-        waste = CounterMetricFamily(
-            "weft:kv_waste_token_seconds", "KV memory x time that did no work.", labels=[*self._labels, "cause"]
-        )
-        for labels, stats in self._stats.items():
-            for cause, amount in stats.waste.items():
-                waste.add_metric([*labels, cause], amount)
-        yield waste
+        for metric, field, meaning in CAUSE_COUNTERS:
+            by_cause = CounterMetricFamily(f"weft:{metric}", meaning, labels=[*self._labels, "cause"])
+            for labels, stats in self._stats.items():
+                causes: dict[str, float] = getattr(stats, field)
+                for cause, amount in causes.items():
+                    by_cause.add_metric([*labels, cause], amount)
+            yield by_cause
         for metric, field, label, meaning in WAIT_COUNTERS:
             family = CounterMetricFamily(f"weft:{metric}", meaning, labels=[*self._labels, "kind", label])
             for labels, stats in self._stats.items():

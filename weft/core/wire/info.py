@@ -137,3 +137,5 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """What the profile's predictions are multiplied by now; None without one."""
     saturation_tokens: int | None = None
     """The saturation point of the profile; None without one."""
+    retains_ended: dict[str, int] = {}
+    """Retains that ended, by cause (`weft.cache.retention.RetainEnd`)."""

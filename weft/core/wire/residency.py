@@ -30,7 +30,8 @@ class Retain(ResidencyCommand, frozen=True, kw_only=True):
 
 
 class EndRetain(CommandBase, frozen=True, kw_only=True):
-    """End the client's `Retain` with the operation number `retain`. The count is 0 where it had ended before."""
+    """End the client's `Retain` with the operation number `retain`. The count is that of the pages that it still kept:
+    0 where it had ended before."""
 
     op: int
     retain: int
