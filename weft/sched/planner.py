@@ -319,7 +319,8 @@ class StepPlanner:
             tokens = sequence.index_keys.tobytes()
             match = self._cache.lookup(sequence.table, tokens, limit)
             num_reshaped = self._cache.tiers.num_reshaped
-            if is_fresh and self._defer(sequence, match, tokens, limit):
+            # One that has come back holds nothing but what the other one holds too.
+            if (is_fresh or not match.on_host) and self._defer(sequence, match, tokens, limit):
                 return "deferred"
         cost = (
             self._cache.acquire_cost(match, sequence.total)
