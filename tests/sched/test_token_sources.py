@@ -11,7 +11,7 @@ from weft.sched.token_sources import TokenSources
 def counts(sources: TokenSources, num_tokens: int) -> tuple[int, int, int, int]:
     """(cached, host, recomputed, new)."""
     found = sources.counts(num_tokens)
-    return (*found, num_tokens - found.cached - found.recomputed)
+    return (found.cached, found.host, found.recomputed, num_tokens - found.cached - found.recomputed)
 
 
 def test_a_prompt_that_is_found_in_part() -> None:
@@ -70,3 +70,6 @@ def test_random_histories_add_up(steps: list[tuple[int, int, int]]) -> None:
             host_tokens = values.count("host")
             expected = (values.count("cached") + host_tokens, host_tokens, values.count("again"))
             assert counts(sources, num_tokens)[:3] == expected
+            sources.continued = known // 3
+            continued = sum(model.get(token) in ("cached", "host") for token in range(min(num_tokens, known // 3)))
+            assert sources.counts(num_tokens).continued == continued

@@ -177,7 +177,8 @@ class KVCache:
     def announce(self, table: PageTable, tokens: bytes, end: int) -> None:
         """The table's sequence is about to compute the whole pages of `tokens[:end]` that it lacks: an in-flight
         prefix, which others may wait for."""
-        self._writer.announce(table, tokens, end)
+        if end // self.page_size > table.num_indexed:
+            self._writer.announce(table, tokens, end)
 
     def withdraw(self, table: PageTable) -> None:
         """The table's sequence computes its in-flight prefix no further. Idempotent."""
@@ -195,7 +196,8 @@ class KVCache:
 
     def write_cost(self, table: PageTable, start: int, end: int) -> int:
         """How many pages `prepare_write` would have to allocate."""
-        return self._fresh(table, end) + len(self._shared(table, start, end))
+        shared, fresh = self._missing(table, start, end)
+        return fresh + len(shared)
 
     def prepare_write(self, table: PageTable, start: int, end: int, now: float) -> bool:
         """Make tokens `start` to `end` writable: pages exist and belong to this table alone. False: out of pages that
@@ -203,7 +205,7 @@ class KVCache:
         first = start // self.page_size
         if first < table.num_indexed:
             raise ValueError(f"sequence {table.seq} would write token {start} into an indexed page")
-        shared, fresh = self._shared(table, start, end), self._fresh(table, end)
+        shared, fresh = self._missing(table, start, end)
         if not shared and not fresh:
             return True
         pages = self.tiers.allocate(fresh + len(shared), now, spares_kept=table.spares_kept)
@@ -250,8 +252,10 @@ class KVCache:
         write if it is shared or indexed."""
         keep = -(-num_tokens // self.page_size)
         whole = num_tokens // self.page_size
-        self._writer.withdraw(table)
-        self._writer.unpublish_tail(table)
+        if table.announced:
+            self._writer.withdraw(table)
+        if table.node.open_tails:
+            self._writer.unpublish_tail(table)
         for page in table.pages[max(keep, table.num_indexed) :]:
             self.tiers.drop_ref(page, now)
         if whole < table.num_indexed:
@@ -374,18 +378,16 @@ class KVCache:
         table.pages.append(pages[0])
         return partial.num_tokens
 
-    def _fresh(self, table: PageTable, end: int) -> int:
-        return max(0, -(-end // self.page_size) - len(table.pages))
-
-    def _shared(self, table: PageTable, start: int, end: int) -> list[int]:
-        """Places in the table, touched by tokens `start` to `end`, whose page is not the table's alone."""
-        device = self.tiers.device
-        last = min(len(table.pages), -(-end // self.page_size))
-        return [
-            index
-            for index in range(start // self.page_size, last)
-            if device.indexed[table.pages[index]] or device.refs[table.pages[index]] > 1
-        ]
+    def _missing(self, table: PageTable, start: int, end: int) -> tuple[list[int], int]:
+        """Places in the table, touched by tokens `start` to `end`, whose page is not the table's alone; and how many
+        pages there are too few."""
+        pages, device = table.pages, self.tiers.device
+        last = -(-end // self.page_size)
+        shared: list[int] = []
+        for index in range(start // self.page_size, min(last, len(pages))):
+            if device.indexed[pages[index]] or device.refs[pages[index]] > 1:
+                shared.append(index)
+        return shared, max(last - len(pages), 0)
 
 
 def _path_pages(node: Node) -> list[int]:

@@ -75,8 +75,9 @@ class StepBuilder:
                 self._parts().show(self._num_entries, visibility(mask.hidden, len(pages), self._page_size))
         positions, write_slots = _places(pages, start, end, self._page_size)
         self._rows.add(sequence.tokens[start:end], positions, write_slots, count, end, pages)
-        if isinstance(sequence.head, AppendOp):
-            self._outputs.report(self.in_flight, sequence, sequence.head, self.num_tokens, start, end)
+        head = sequence.head
+        if isinstance(head, AppendOp):
+            self._outputs.report(self.in_flight, sequence, head, self.num_tokens, start, end)
         if samplers:
             row = self._outputs.add_row(self.num_tokens + count - 1)
             for sampler in samplers:

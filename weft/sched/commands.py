@@ -158,7 +158,8 @@ class CommandHandler:
         check_objective(command.objective, command.deadline_s)
         deadline_s = math.inf if command.deadline_s is None else now + command.deadline_s
         sequence = self._register(client, command.seq, command, command.request_id, deadline_s, now)
-        self._state.log.trace(sequence, "queued", now)
+        if self._state.log.traces:
+            self._state.log.trace(sequence, "queued", now)
 
     def _append(self, client: int, command: Append, now: float) -> None:
         sequence = self._usable(client, command.seq, command.op)

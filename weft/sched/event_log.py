@@ -68,9 +68,8 @@ class EventLog:
         return how
 
     def trace(self, sequence: Sequence, what: str, now: float, detail: int = 0) -> None:
-        """Note a moment of a request's life, where traces are on."""
-        if self.traces:
-            self.messages.append((sequence.client, TraceSpan(sequence.request_id, what, now, detail)))
+        """Note a moment of a request's life. Callers see first whether `traces` are on."""
+        self.messages.append((sequence.client, TraceSpan(sequence.request_id, what, now, detail)))
 
     def take(self) -> Events:
         """The events since the last call."""

@@ -456,6 +456,8 @@ class Interception:
     def _continued(self, sequence: Sequence, match: Match, tokens: bytes) -> list[Wait]:
         """The waits of closed sequences of the same tenant that a new sequence continues, whose tokens have the prefix
         `match`. The one that it shares most tokens with is the last."""
+        if not self._closed:
+            return []
         found = [
             wait
             for node in sequence.table.tree.ends(match, tokens)

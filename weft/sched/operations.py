@@ -179,7 +179,7 @@ def finish_append(state: SchedulerState, sequence: Sequence, op: AppendOp, now: 
         num_host_tokens=found.host,
         num_recomputed_tokens=found.recomputed,
         first_different_token=sequence.first_different,
-        num_continued_tokens=sequence.sources.num_continued(len(sequence.tokens)),
+        num_continued_tokens=found.continued,
         num_prefill_tokens=sequence.sources.num_prefilled,
         total_s=now - op.arrival_s,
     )
@@ -195,7 +195,8 @@ def end_operation(state: SchedulerState, sequence: Sequence, event: OpEvent, now
     if isinstance(sequence.ops.popleft(), GenerateOp):
         state.places.freed(now)
     how = state.log.end(sequence.client, event)
-    state.log.trace(sequence, how, now, len(sequence.tokens))
+    if state.log.traces:
+        state.log.trace(sequence, how, now, len(sequence.tokens))
     _settle(sequence)
     leave_slot(state, sequence, now)
 
@@ -212,7 +213,8 @@ def leave_slot(state: SchedulerState, sequence: Sequence, now: float) -> None:
     sequence.total = len(sequence.tokens)
     state.sequences.stop_running(sequence)
     state.sequences.queue.remove(sequence)
-    state.sequences.release_pending_forks(sequence, now)
+    if sequence.pending_forks:
+        state.sequences.release_pending_forks(sequence, now)
     if sequence.parent is not None:
         stop_pending(sequence)
     state.sequences.trim(sequence, now)
@@ -275,7 +277,7 @@ def usage_of(sequence: Sequence, op: Op, now: float) -> OperationUsage:
         num_host_tokens=found.host,
         num_recomputed_tokens=found.recomputed,
         first_different_token=sequence.first_different,
-        num_continued_tokens=sequence.sources.num_continued(op.num_prompt),
+        num_continued_tokens=found.continued,
         num_prefill_tokens=sequence.sources.num_prefilled,
         num_output_tokens=op.num_output,
         num_preemptions=op.num_preemptions,

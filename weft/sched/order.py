@@ -36,7 +36,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from weft.sched.sequence import COMING_BACK, QueuePlace, Rank, Sequence
 
@@ -123,6 +123,7 @@ _Item = tuple[float, float, int, int, Sequence | DeferredGroup]
 _Heap = list[_Item]
 _Aged = tuple[float, int, int, Sequence | DeferredGroup]
 """(when its first work arrived, sequence number, ticket, sequence or group)."""
+_AnyEntry = TypeVar("_AnyEntry", _Item, _Aged)
 
 
 def _first(heap: _Heap) -> WaitingEntry | None:
@@ -163,14 +164,14 @@ def _first_but(heap: _Heap, but: Collection[str]) -> WaitingEntry | None:
     return entry
 
 
-def _sweep(heap: _Heap) -> None:
+def _sweep(heap: list[_AnyEntry]) -> None:
     """Drop all void entries."""
-    heap[:] = [entry for entry in heap if _is_waiting(entry[4], entry[3])]
+    heap[:] = [
+        entry
+        for entry in heap
+        if (item.place.ticket == entry[-2] if isinstance(item := entry[-1], Sequence) else item.first() is not None)
+    ]
     heapq.heapify(heap)
-
-
-def _is_waiting(item: Sequence | DeferredGroup, ticket: int) -> bool:
-    return item.place.ticket == ticket if isinstance(item, Sequence) else item.first() is not None
 
 
 def _oldest(heap: list[_Aged]) -> WaitingEntry | None:
@@ -262,8 +263,7 @@ class _Lane:
         """Drop void entries."""
         _sweep(self.newcomers)
         _sweep(self.returns)
-        self.by_age = [entry for entry in self.by_age if _is_waiting(entry[3], entry[2])]
-        heapq.heapify(self.by_age)
+        _sweep(self.by_age)
 
 
 class _Level:

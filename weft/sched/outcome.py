@@ -105,7 +105,8 @@ def _take_tokens(state: SchedulerState, flight: InFlight, result: StepResult, no
         count += 1
         if op.first_token_s is None:
             op.first_token_s = now
-            state.log.trace(sequence, "first_token", now)
+            if state.log.traces:
+                state.log.trace(sequence, "first_token", now)
         if not op.is_plain:
             _take_watched(state, sequence, op, token, result, index, now)
             continue

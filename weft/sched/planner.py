@@ -180,7 +180,8 @@ class StepPlanner:
         samplers = []
         if end == sequence.total and isinstance(head, GenerateOp):
             samplers.append(sequence)
-        samplers += self._resolve_pending_forks(builder, sequence, end, now)
+        if sequence.pending_forks:
+            samplers += self._resolve_pending_forks(builder, sequence, end, now)
         builder.add_chunk(sequence, start, end, samplers)
         if self._services.is_active:
             self._services.chunk(sequence, start, end, len(samplers))
@@ -199,7 +200,8 @@ class StepPlanner:
         self._log.counters.recomputed_tokens += again
         sequence.sources.computed(start, end, sequence.high_water)
         sequence.high_water = max(sequence.high_water, end)
-        self._log.trace(sequence, "chunk", now, end - start)
+        if self._log.traces:
+            self._log.trace(sequence, "chunk", now, end - start)
         return again
 
     def _begin_decoding(self, builder: StepBuilder, sequence: Sequence, now: float) -> None:
@@ -338,10 +340,10 @@ class StepPlanner:
         found = sequence.num_computed if match is None else match.num_pages * self._cache.page_size
         self._sequences.run(sequence, sequence.total - found, now)
         if match is not None:
-            limit = self._reuse_limit(sequence)
             self._interception.end_continued(sequence, match, tokens, _arrival_s(sequence, now))
             is_own = sequence.wait is not None
-            self._interception.unpark(sequence, now)
+            if is_own:
+                self._interception.unpark(sequence, now)
             sequence.returning = False
             acquired = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=is_own)
             self._reuse(sequence, acquired, tokens, now)
@@ -360,11 +362,10 @@ class StepPlanner:
             tell_start(self._state, sequence, head, now)
         if not self._log.traces:
             return
-        num_tokens = len(sequence.tokens)
-        self._log.trace(sequence, "scheduled", now, sequence.sources.counts(num_tokens).cached)
-        num_continued = sequence.sources.num_continued(num_tokens)
-        if num_continued:
-            self._log.trace(sequence, "continued", now, num_continued)
+        found = sequence.sources.counts(len(sequence.tokens))
+        self._log.trace(sequence, "scheduled", now, found.cached)
+        if found.continued:
+            self._log.trace(sequence, "continued", now, found.continued)
 
     def _bring(self, sequence: Sequence, match: Match, tokens: bytes, cost: int, now: float) -> None:
         """Bring pages of a waiting sequence from the host, as many as this step's budget of copies has left. It runs in

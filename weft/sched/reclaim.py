@@ -87,13 +87,16 @@ class Reclaimer:
         table.spares_kept = False
         while True:
             is_alone = not running and not promised
-            if is_alone and cost <= tiers.device.num_free:
+            num_free = tiers.device.num_free
+            if is_alone and cost <= num_free:
                 return "enough"
             needed = cost + promised + len(running) + sum(self._lacking.values())
+            if needed <= num_free and self._sequences.slots.num_free:
+                return "enough"
             missing = needed - self._cache.num_available
             if missing > 0 and self._interception.park_idle(now):
                 continue
-            if needed > tiers.device.num_free and tiers.shares.is_shared:
+            if needed > num_free and tiers.shares.is_shared:
                 missing_kept = missing + tiers.num_kept_for_shares(now)
                 table.spares_kept = missing_kept <= 0
                 begun = self._unwritten(sequence.tenant)
@@ -209,7 +212,8 @@ class Reclaimer:
         head = victim.head
         if isinstance(head, GenerateOp):
             head.num_preemptions += 1
-        self._log.trace(victim, "preempted", now, victim.num_computed)
+        if self._log.traces:
+            self._log.trace(victim, "preempted", now, victim.num_computed)
         self._sequences.stop_running(victim)
         self._interception.park(victim, now)
         self._sequences.queue.push(victim)

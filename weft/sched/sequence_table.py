@@ -127,7 +127,8 @@ class SequenceTable:
                 sequence.decoding = False
                 self.num_decoding -= 1
                 self._decoding = None
-        self._cache.withdraw(sequence.table)
+        if sequence.table.announced:
+            self._cache.withdraw(sequence.table)
         self.queue.gave_up(sequence.seq)
 
     def enqueue_or_idle(self, sequence: Sequence, now: float) -> None:
@@ -141,7 +142,8 @@ class SequenceTable:
         elif sequence.state is not SequenceState.IDLE:
             self.queue.remove(sequence)
             sequence.move_to(SequenceState.IDLE)
-            self.release_pending_forks(sequence, now)
+            if sequence.pending_forks:
+                self.release_pending_forks(sequence, now)
 
     def release_pending_forks(self, parent: Sequence, now: float) -> None:
         """`parent` will not compute what its pending forks wait for."""

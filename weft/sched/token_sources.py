@@ -24,6 +24,8 @@ class SourceCounts(NamedTuple):
     """Of those, brought from the host."""
     recomputed: int
     """KV had existed and was given up."""
+    continued: int
+    """Of the cached ones, those that go on from other KV (`TokenSources.continued`)."""
 
 
 class TokenSources:
@@ -62,12 +64,11 @@ class TokenSources:
         self.continued = num_computed
         self.num_prefilled = 0
 
-    def num_continued(self, num_tokens: int) -> int:
-        """Of the first `num_tokens` tokens, the cached ones that go on from other KV."""
-        return self.counts(min(num_tokens, self.continued)).cached
-
     def counts(self, num_tokens: int) -> SourceCounts:
         """Of the first `num_tokens` tokens."""
         count = self._sources.count
         host = count(_HOST, 0, num_tokens)
-        return SourceCounts(count(_CACHED, 0, num_tokens) + host, host, count(_RECOMPUTED, 0, num_tokens))
+        continued = cached = count(_CACHED, 0, num_tokens) + host
+        if self.continued < num_tokens:
+            continued = count(_CACHED, 0, self.continued) + count(_HOST, 0, self.continued)
+        return SourceCounts(cached, host, count(_RECOMPUTED, 0, num_tokens), continued)

@@ -37,10 +37,9 @@ class Conflicts:
         written, read = self._written, self._read
         # Inputs are read at the beginning of a forward and outputs written at its end.
         return not (
-            _any_from(written, stage, reads)
-            or _any_from(written, stage + 1, kv)
-            or _any_from(written, stage, writes)
-            or _any_from(read, stage + 1, writes)
+            (reads and _any_from(written, stage, reads))
+            or (kv and _any_from(written, stage + 1, kv))
+            or (writes and (_any_from(written, stage, writes) or _any_from(read, stage + 1, writes)))
         )
 
     def add(self, stage: Stage, reads: Sequence[Key], writes: Sequence[Key]) -> None:

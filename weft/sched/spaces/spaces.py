@@ -321,7 +321,8 @@ class Spaces:
             return
         if space.num_pending >= MAX_PENDING:
             raise Overloaded(f"{MAX_PENDING} commands of this program wait already; wait for some of them")
-        self.waits.returned(space, now)
+        if space.wait is not None:
+            self.waits.returned(space, now)
         queue.commands.append(PendingCommand(command, now))
         space.num_pending += 1
         if len(queue.commands) == 1 or queue.is_blocked:
