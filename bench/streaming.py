@@ -90,7 +90,8 @@ async def server(model: str, flags: list[str], folder: Path) -> AsyncIterator[tu
     with socket.socket() as probed:
         probed.bind(("127.0.0.1", 0))
         port = probed.getsockname()[1]
-    environment = {**os.environ, "WEFT_SERVER_LOG_LEVEL": "warning", "WEFT_PROGRAMS_START": "off"}
+    own = {"WEFT_PROGRAMS_DATA_DIR": str(folder / "data"), "WEFT_PROGRAMS_START": "off"}
+    environment = {**os.environ, "WEFT_SERVER_LOG_LEVEL": "warning", **own}
     command = [str(Path(sys.executable).with_name("weft")), "serve", model, "--port", str(port), *flags]
     with (folder / "log").open("w+") as log:
         process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=log, stderr=log)

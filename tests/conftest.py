@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import torch
+
+_data = tempfile.TemporaryDirectory(prefix="weft-tests-")
+os.environ["XDG_DATA_HOME"] = _data.name
+"""Servers that tests start keep their data apart from that of the user who runs the tests."""
+os.environ.pop("WEFT_DATA", None)
 
 if torch.cuda.is_available():
     # Tests of kernels ask torch for deterministic algorithms, which cuBLAS has with a workspace of fixed size.

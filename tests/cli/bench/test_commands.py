@@ -192,7 +192,8 @@ class TestServe:
         assert why in " ".join(result.stderr.replace("│", " ").split())
 
     @pytest.mark.slow
-    def test_a_server_of_its_own_is_started_and_stopped(self, weft, tmp_path):
+    def test_a_server_of_its_own_is_started_and_stopped(self, weft, monkeypatch, tmp_path):
+        monkeypatch.setenv("WEFT_DATA", str(tmp_path / "user"))
         found = run(
             weft,
             tmp_path,
@@ -200,6 +201,7 @@ class TestServe:
         )
         for figures in found["runs"][""]:
             assert (figures["answered_requests"], figures["output_tokens"]) == (4, 12)
+        assert not (tmp_path / "user").exists()
 
 
 class TestMultiTurn:

@@ -23,21 +23,23 @@ STOP_S = 60
 
 @contextlib.contextmanager
 def own_server(settings: Settings) -> Iterator[str]:
-    """Start a server with these engine settings; yields its URL when it is ready. Raises `WeftError` if it ends
-    before."""
+    """Start a server with these engine settings and no data: neither the user's nor that of another benchmark, whose
+    programs and measured workflows would change what is measured. Yields its URL when it is ready. Raises `WeftError`
+    if it ends before."""
     port = free_port()
     source = "the benchmark"
-    for key, value in {
-        "server.host": HOST,
-        "server.port": port,
-        "server.api_keys": [],
-        "server.ssl_certfile": None,
-        "server.ssl_keyfile": None,
-        "server.log_level": "warning",
-    }.items():
-        settings = with_setting(settings, key, value, source)
     environment = {name: value for name, value in os.environ.items() if name not in set(map(variable, keys()))}
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        for key, value in {
+            "server.host": HOST,
+            "server.port": port,
+            "server.api_keys": [],
+            "server.ssl_certfile": None,
+            "server.ssl_keyfile": None,
+            "server.log_level": "warning",
+            "programs.data_dir": str(Path(folder) / "data"),
+        }.items():
+            settings = with_setting(settings, key, value, source)
         file = Path(folder) / "weft.toml"
         file.write_text(as_toml(settings), encoding="utf-8")
         command = [sys.executable, "-m", "weft.cli.main", "serve", "--config", str(file)]
