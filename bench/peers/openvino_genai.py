@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers import hidden_features
 from bench.peers.gguf_checkpoint import gguf_file
 from bench.peers.text import one_line
 from weft.cli.probe import cpu_features
@@ -56,8 +57,10 @@ class OpenVino:
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = False
         file = str(checkpoint if checkpoint.is_file() else gguf_file(checkpoint, "f16", tokens=True))
-        # oneDNN writes what it uses; the attention over pages has kernels of its own and reads the processor's flags.
-        self.instructions = ["paged attention: avx512f"] if "avx512f" in cpu_features() else []
+        # oneDNN writes what it uses; the attention over pages has kernels of its own, which it chooses by CPUID.
+        shown = hidden_features.shows_avx512()
+        uses_avx512 = "avx512f" in cpu_features() if shown is None else shown
+        self.instructions = ["paged attention: avx512f"] if uses_avx512 else []
         self.notes: list[str] = []
         for precision in kv_precisions:
             properties = {

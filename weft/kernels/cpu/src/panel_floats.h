@@ -43,8 +43,10 @@ struct Floats {
     static constexpr int64_t kBlockSteps = 4;                 // in floats half of a first-level cache of 32 KiB
     static constexpr int64_t kBlockBytes = 512 << 10;
     static constexpr int64_t kExpandGroups = 3;  // with fewer groups of rows, to widen in registers costs less
-    // One group reads every line once: memory is fetched so little ahead of its turn, rather than a panel.
-    static constexpr int64_t kNearBytes = 2 << 10;
+    // One group reads every line once: memory is fetched so little ahead of its turn, rather than a panel. Few reads can
+    // be under way to the first-level cache, so lines are on their way to the second before.
+    static constexpr int64_t kNearBytes = 1 << 10;
+    static constexpr int64_t kFarBytes = kNearBytes + (8 << 10);
     static constexpr bool kTakesWhenFree = true;
     static constexpr bool kWritesBeside = false;
 
@@ -165,8 +167,10 @@ struct Floats {
                 const float* from = x + s * kStep * M;
                 for (int64_t k = 0; k < kStep; k += 2, pair += kPairSize, from += 2 * M) {
                     if (Near && first == 0)
-                        for (size_t line = 0; line < sizeof(Weight); line++, ahead += 64)
+                        for (size_t line = 0; line < sizeof(Weight); line++, ahead += 64) {
                             __builtin_prefetch(ahead, 0, 3);
+                            __builtin_prefetch(ahead + kFarBytes - kNearBytes, 0, 2);
+                        }
                     multiply_add<M, N>(from, pair, 0, acc);
                     multiply_add<M, N>(from + M, pair, 1, acc);
                 }
