@@ -129,3 +129,25 @@ def test_closed_threads_begin_nothing() -> None:
         threads.submit(lambda: None)
     gate.set()
     assert first.result() is True
+
+
+def test_threads_begin_with_the_stack_that_their_jobs_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        sizes.append(threading.stack_size())
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
+    before = threading.stack_size()
+    small = FairThreads(1, per_tenant=1, name="small")
+    large = FairThreads(2, per_tenant=2, name="large", stack_bytes=64 << 20)
+    together = threading.Barrier(2)
+    small.submit(lambda: None).result()
+    jobs = [large.submit(together.wait) for _ in range(2)]
+    assert sorted(job.result() for job in jobs) == [0, 1]
+    assert sizes == [before, 64 << 20, 64 << 20]
+    assert threading.stack_size() == before, "of other threads of the process"
+    small.close()
+    large.close()

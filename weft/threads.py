@@ -23,6 +23,8 @@ MIN_COST_S = 1e-5
 
 Charge = Callable[[float], object]
 """Called with the CPU seconds of a job."""
+_STACK_SIZE = threading.Lock()
+"""Held while the stack size of new threads, which is one for the process, is changed."""
 
 
 class FairQueue(Generic[J]):
@@ -87,8 +89,11 @@ class FairThreads:
     """A pool of `num_threads` threads, at most `per_tenant` of them for one tenant. Usable from any thread and event
     loop."""
 
-    def __init__(self, num_threads: int, *, per_tenant: int, name: str):
+    def __init__(self, num_threads: int, *, per_tenant: int, name: str, stack_bytes: int | None = None):
+        """`stack_bytes` is the stack size of each thread, None: the process's default. Memory is taken as far as jobs
+        use the stack, and kept until the pool is closed."""
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._stack_bytes = stack_bytes
         self._lock = threading.Lock()
         self._queue: FairQueue[_Job] = FairQueue(per_tenant)
 
@@ -110,7 +115,7 @@ class FairThreads:
         with self._lock:
             self._queue.put(tenant, _Job(work, future, charge))
         try:
-            self._threads.submit(self._drain)
+            self._start()
         except RuntimeError:
             # Closed: waiting jobs are not started.
             self.close()
@@ -124,6 +129,18 @@ class FairThreads:
             dropped = self._queue.clear()
         for job in dropped:
             job.future.cancel()
+
+    def _start(self) -> None:
+        """Have one more thread run jobs. The executor creates its threads here, on demand."""
+        if self._stack_bytes is None:
+            self._threads.submit(self._drain)
+            return
+        with _STACK_SIZE:
+            before = threading.stack_size(self._stack_bytes)
+            try:
+                self._threads.submit(self._drain)
+            finally:
+                threading.stack_size(before)
 
     def _drain(self) -> None:
         """Body of a thread: run jobs until none may run. A job that waits for its tenant's share is started by the

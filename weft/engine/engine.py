@@ -106,7 +106,7 @@ class Engine:
             intercept,
             cost_model,
         )
-        self._compiling = Compiling(self._grammars, self._carry_out)
+        self._compiling = Compiling(self._grammars, self._carry_out, self.scheduler.sequences.tenant_of)
         self.costs = StepCosts(cost_model)
         self._waste = WasteMeter(cost_model, spec.page_size)
         self._publish = publish

@@ -1,6 +1,7 @@
 """Grammars: compiled once, followed token by token, and turned into masks for the sampling half of a step.
 
-Owns llguidance, the threads that compile, and the grammars compiled so far. Commands that need one that is still being
+Owns llguidance, the threads that compile, and the grammars compiled so far. Tenants take turns on those threads: a
+tenant with many grammars delays only its own. Commands that need one that is still being
 compiled wait in `Compiling`, in their order, and with them the commands that follow on the same sequences; no others.
 """
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
@@ -26,6 +28,7 @@ from weft.engine.grammar_text import MAX_JSON_STRING_CHARS, explained, max_digit
 from weft.engine.guide import Guide, TriggeredGuide
 from weft.sched.in_flight import InFlight
 from weft.sched.sequence import GenerateOp
+from weft.threads import Charge, FairThreads
 from weft.worker.memory import usable_cores
 
 MAX_GRAMMAR_BYTES = 256 << 10
@@ -35,17 +38,25 @@ FLAT_LINES = 4
 MAX_COMPILED = 64
 """Grammars kept for the next request with the same one."""
 STACK_BYTES = 256 << 20
-"""Of a thread that compiles: what a grammar of `MAX_GRAMMAR_BYTES` in which each rule is within another needs, several
-times. Memory is taken as far as it is used."""
-_STACK_SIZE = threading.Lock()
-"""Held while the stack size of new threads, which is one for the process, is changed."""
-COMPILING_THREADS = 2
+"""Of a thread that compiles. llguidance calls itself once for each rule that is within others, and a stack that ends
+ends the process: the deepest grammar of `MAX_GRAMMAR_BYTES` takes 55 MiB of it."""
+COMPILING_THREADS = 3
+TENANT_COMPILING_THREADS = 2
 MOST_MASK_THREADS = 8
 
 Encode = Callable[[str], bytes]
 """From text to packed tokens, without special ones around them."""
-Submit = Callable[[Callable[[], LLMatcher]], Future[LLMatcher]]
-"""Has work done on some thread."""
+TenantOf = Callable[[int, int], str]
+"""(client, sequence) -> tenant; empty for a sequence that is not open."""
+
+
+class _Compiled(NamedTuple):
+    """A grammar that is compiled, or will be in the turn of the first of its tenants that has one."""
+
+    matcher: Future[LLMatcher]
+    """To be copied."""
+    turns: dict[str, Future[None]]
+    """By tenant that asked for it."""
 
 
 class Grammars:
@@ -71,37 +82,63 @@ class Grammars:
         self._lock = threading.Lock()
         self._words = -(-len(token_bytes) // 32)
         self._executor = LLExecutor(max(1, min(MOST_MASK_THREADS, usable_cores() // 4)))
-        self._threads = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="weft-grammar")
-        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._threads = FairThreads(
+            COMPILING_THREADS, per_tenant=TENANT_COMPILING_THREADS, name="weft-grammar", stack_bytes=STACK_BYTES
+        )
+        self._compiled: OrderedDict[Grammar, _Compiled] = OrderedDict()
         self._held: Counter[Grammar] = Counter()
 
-    def hold(self, grammar: Grammar) -> None:
-        """Begin to compile a grammar that a command waits for. It is kept until `let_go` was called as often."""
+    def hold(self, grammar: Grammar, tenant: str = "", charge: Charge | None = None) -> Future[LLMatcher]:
+        """Begin to compile a grammar that a command waits for, as `compiled`. It is kept until `let_go` was called as
+        often."""
         self._held[grammar] += 1
-        self._future(grammar)
+        return self.compiled(grammar, tenant, charge)
 
     def let_go(self, grammar: Grammar) -> None:
-        """A command that `hold` counted is done with its grammar, which may be forgotten."""
+        """A command that `hold` counted is done with its grammar. What no command waits for any more may be forgotten,
+        and is not compiled if that has not begun."""
         self._held[grammar] -= 1
-        if not self._held[grammar]:
-            del self._held[grammar]
+        if self._held[grammar]:
+            return
+        del self._held[grammar]
+        found = self._compiled.get(grammar)
+        if found is not None and not (found.matcher.running() or found.matcher.done()):
+            del self._compiled[grammar]
+            for turn in found.turns.values():
+                turn.cancel()
 
-    def is_ready(self, grammar: Grammar) -> bool:
-        """Whether `guide` would answer at once; begins to compile where it was not asked before."""
-        return self._future(grammar).done()
+    def is_ready(self, grammar: Grammar, tenant: str = "") -> bool:
+        """Whether `guide` would answer at once; begins to compile where the tenant did not ask before."""
+        return self.compiled(grammar, tenant).done()
 
     def guide(self, grammar: Grammar) -> Guide:
         """A guide at the beginning of the grammar. Raises `InvalidRequest`, saying what is wrong with it."""
-        matcher = self._future(grammar).result()
+        matcher = self.compiled(grammar).result()
         if grammar.trigger is None:
             most = max_digits(grammar, self._max_string_chars)
             return Guide(matcher.deep_copy(), DigitRun(self._digit_tokens(), most) if most else None)
         return TriggeredGuide(matcher, grammar.trigger, self._token_bytes)
 
-    def compiled(self, grammar: Grammar, submit: Submit | None = None) -> Future[LLMatcher]:
-        """The matcher to copy, once it is made; begins to compile where it was not asked before, on threads of the
-        caller's where `submit` is given."""
-        return self._future(grammar, submit)
+    def compiled(self, grammar: Grammar, tenant: str = "", charge: Charge | None = None) -> Future[LLMatcher]:
+        """The matcher to copy, once it is made. It is compiled once, in the first turn of a tenant that asked for it:
+        a tenant does not wait behind the other grammars of another that asked earlier. `charge` is called on a thread,
+        with the processor time of the tenant's turn."""
+        found = self._compiled.get(grammar)
+        if found is None:
+            found = self._compiled[grammar] = _Compiled(Future(), {})
+            if len(self._compiled) > MAX_COMPILED:
+                unheld = [other for other in self._compiled if other != grammar and not self._held[other]]
+                for oldest in unheld[: len(self._compiled) - MAX_COMPILED]:
+                    del self._compiled[oldest]
+        else:
+            self._compiled.move_to_end(grammar)
+        matcher, turns = found
+        if not matcher.done() and tenant not in turns:
+            turn = self._threads.submit(partial(self._compile_once, grammar, matcher), tenant=tenant, charge=charge)
+            turns[tenant] = turn
+            # `let_go` and `close` drop turns.
+            turn.add_done_callback(lambda turn: matcher.cancel() if turn.cancelled() else None)
+        return matcher
 
     def masks(self, step: Step, flight: InFlight) -> LateInputs:
         """The masks that the samplers of a launched step wait for, once the tokens of all steps before are known.
@@ -134,42 +171,21 @@ class Grammars:
 
     def close(self) -> None:
         """Stop the compiling threads; grammars that wait are never compiled."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
-    def _future(self, grammar: Grammar, submit: Submit | None = None) -> Future[LLMatcher]:
-        found = self._compiled.get(grammar)
-        if found is None:
-            found = self._compiled[grammar] = (submit or self._threads.submit)(partial(self._compile, grammar))
-            if len(self._compiled) > MAX_COMPILED:
-                unheld = [other for other in self._compiled if other != grammar and not self._held[other]]
-                for oldest in unheld[: len(self._compiled) - MAX_COMPILED]:
-                    del self._compiled[oldest]
-        else:
-            self._compiled.move_to_end(grammar)
-        return found
+    def _compile_once(self, grammar: Grammar, matcher: Future[LLMatcher]) -> None:
+        """A turn: compile the grammar, unless another tenant's turn has begun to."""
+        with self._lock:
+            if matcher.running() or matcher.done():
+                return
+            matcher.set_running_or_notify_cancel()
+        try:
+            matcher.set_result(self._compile(grammar))
+        except BaseException as error:  # passed on
+            matcher.set_exception(error)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        """Compile a grammar. Raises `InvalidRequest`. llguidance calls itself once for each rule that is within others,
-        and a stack that ends ends the process: a thread with a larger one does it."""
-        done: Future[LLMatcher] = Future()
-
-        def compile_here() -> None:
-            try:
-                done.set_result(self._compile_on_stack(grammar))
-            except BaseException as error:  # passed on
-                done.set_exception(error)
-
-        with _STACK_SIZE:
-            before = threading.stack_size(STACK_BYTES)
-            try:
-                thread = threading.Thread(target=compile_here, name="weft-grammar-stack", daemon=True)
-                thread.start()
-            finally:
-                threading.stack_size(before)
-        thread.join()
-        return done.result()
-
-    def _compile_on_stack(self, grammar: Grammar) -> LLMatcher:
+        """Compile a grammar, on a thread with a large stack. Raises `InvalidRequest`."""
         is_flat = grammar.kind == "lark" and grammar.text.count("\n") < FLAT_LINES
         most = MAX_FLAT_BYTES if is_flat else MAX_GRAMMAR_BYTES
         if len(grammar.text.encode()) > most:
@@ -214,14 +230,23 @@ class Grammars:
         return self._digits
 
 
+class _WaitingCommands(deque[Command]):
+    """Commands on sequences of one tenant, in order."""
+
+    def __init__(self, tenant: str):
+        super().__init__()
+        self.tenant = tenant
+
+
 class Compiling:
     """Commands that wait for a grammar, in order."""
 
-    def __init__(self, grammars: Grammars, apply: Callable[[int, list[Command]], None]):
+    def __init__(self, grammars: Grammars, apply: Callable[[int, list[Command]], None], tenant_of: TenantOf):
         """`apply` carries out commands of a client whose turn has come."""
         self._grammars = grammars
         self._apply = apply
-        self._queues: dict[tuple[int, int], deque[Command]] = {}
+        self._tenant_of = tenant_of
+        self._queues: dict[tuple[int, int], _WaitingCommands] = {}
         """By (client, sequence): what its sequences wait with. A fork that waits shares its parent's."""
 
     def __bool__(self) -> bool:
@@ -232,6 +257,9 @@ class Compiling:
         ready: list[Command] = []
         for command in commands:
             grammar = command.grammar if isinstance(command, Generate) else None
+            if grammar is not None and ready:  # its sequence may be opened by them
+                self._apply(client, ready)
+                ready = []
             if (self._queues or grammar is not None) and self._waits(client, command):
                 continue
             ready.append(command)
@@ -244,7 +272,7 @@ class Compiling:
     def advance(self) -> None:
         """Carry out what no longer has to wait."""
         for key, queue in list(self._queues.items()):
-            while queue and not (isinstance(queue[0], Generate) and not self._is_ready(queue[0])):
+            while queue and not (isinstance(queue[0], Generate) and not self._is_ready(queue[0], queue.tenant)):
                 command = queue.popleft()
                 self._apply(key[0], [command])
                 self._let_go(command)
@@ -267,17 +295,20 @@ class Compiling:
         key = client, getattr(command, "seq", 0)
         queue = self._queues.get(key)
         if queue is None:
-            if not isinstance(command, Generate) or self._is_ready(command):
+            if not isinstance(command, Generate):
                 return False
-            queue = self._queues[key] = deque()
+            tenant = self._tenant_of(*key)
+            if self._is_ready(command, tenant):
+                return False
+            queue = self._queues[key] = _WaitingCommands(tenant)
         if isinstance(command, Fork):
             self._join(queue, client, command.child)
         queue.append(command)
         if isinstance(command, Generate) and command.grammar is not None:
-            self._grammars.hold(command.grammar)
+            self._grammars.hold(command.grammar, queue.tenant)
         return True
 
-    def _join(self, queue: deque[Command], client: int, child: int) -> None:
+    def _join(self, queue: _WaitingCommands, client: int, child: int) -> None:
         """Let a fork share its parent's queue. What waits with the fork's number already, said of an earlier sequence
         or one that was never opened, goes before the fork."""
         earlier = self._queues.get((client, child))
@@ -291,8 +322,8 @@ class Compiling:
         if isinstance(command, Generate) and command.grammar is not None:
             self._grammars.let_go(command.grammar)
 
-    def _is_ready(self, command: Generate) -> bool:
-        return command.grammar is None or self._grammars.is_ready(command.grammar)
+    def _is_ready(self, command: Generate, tenant: str) -> bool:
+        return command.grammar is None or self._grammars.is_ready(command.grammar, tenant)
 
 
 class _Vocabulary:

@@ -58,6 +58,11 @@ class SequenceTable:
         """All open sequences."""
         yield from self.open.values()
 
+    def tenant_of(self, client: int, handle: int) -> str:
+        """The tenant of a client's sequence; empty for one that is not open."""
+        sequence = self.open.get((client, handle))
+        return "" if sequence is None else sequence.tenant
+
     def rank(self, sequence: Sequence) -> Rank:
         """The place in the total order by which steps are filled and pages reclaimed; smaller is earlier."""
         return self.queue.order.rank(sequence)

@@ -20,10 +20,6 @@ from weft.threads import Charge, FairThreads
 from weft.tokenizers.tokenizer import Tokenizer, off_loop
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from llguidance import LLMatcher
-
     from weft.engine.grammar import Grammars
     from weft.engine.guide import Guide
 
@@ -109,13 +105,17 @@ class ProgramModel:
         from weft.engine.guide import Guide
 
         loop = asyncio.get_running_loop()
-        grammars, threads = self._open_grammars(), self._open_threads()
 
-        def submit(compile: Callable[[], LLMatcher]) -> Future[LLMatcher]:
-            charged = lambda seconds: loop.call_soon_threadsafe(charge, seconds)  # noqa: E731
-            return threads.submit(compile, tenant=tenant, charge=charged)
+        def charge_later(seconds: float) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(charge, seconds)
 
-        compiled = await asyncio.shield(asyncio.wrap_future(grammars.compiled(grammar, submit)))
+        grammars = self._open_grammars()
+        try:
+            # Others may wait for the same grammar when the caller is cancelled.
+            compiled = await asyncio.shield(asyncio.wrap_future(grammars.hold(grammar, tenant, charge_later)))
+        finally:
+            grammars.let_go(grammar)
         return await self.follow(lambda: Guide(compiled.deep_copy()), tenant, charge)
 
     async def follow(self, work: Callable[[], T], tenant: str, charge: Charge) -> T:
