@@ -7,6 +7,7 @@ from weft.config import MAX_RUNS, ProgramsConfig
 from weft.programs.host.process import guests_for
 from weft.programs.sandbox import sandbox as module
 from weft.programs.sandbox.fibers import Pool
+from weft.programs.sandbox.turns import Turns
 
 
 def test_there_is_a_slot_for_each_run_that_there_may_be() -> None:
@@ -16,7 +17,7 @@ def test_there_is_a_slot_for_each_run_that_there_may_be() -> None:
 def test_the_most_runs_that_may_be_configured_fit_into_a_process() -> None:
     if not _has_fibers():
         pytest.skip("needs fibers")
-    pools = [Pool(MAX_RUNS, 1 << 30, 0.01, components=components) for components in (True, False)]
+    pools = [Pool(MAX_RUNS, 1 << 30, 0.01, Turns(0.01), components=components) for components in (True, False)]
     for pool in pools:
         pool.close()
     with pytest.raises(ConfigError, match="max_runs must be at most 8192"):

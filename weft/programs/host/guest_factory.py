@@ -51,7 +51,7 @@ class GuestFactory:
         code = spec.code
         name = _file_name(code.name)
         if not spec.trusted:
-            return _SandboxedLater(self, host, spec, limits, lambda code: self._compiled(code, tenant, charge))
+            return _SandboxedLater(self, host, spec, limits, tenant, lambda code: self._compiled(code, tenant, charge))
         if code.kind != "python":
             raise InvalidRequest("Only Python can be trusted; a Wasm module runs in the sandbox.", "trusted")
         return TrustedGuest(host, args=spec.args, source=code.content.decode(), name=name)
@@ -98,6 +98,7 @@ class _SandboxedLater:
         host: GuestHost,
         spec: RunSpec,
         limits: Limits,
+        tenant: str,
         compiled: Callable[[Code], Awaitable[Module]],
     ):
         self._guests, self._host, self._compiled = guests, host, compiled
@@ -107,6 +108,7 @@ class _SandboxedLater:
             memory_bytes=limits.memory_bytes,
             host_calls=limits.host_calls,
             pause=host.pause if isinstance(host, CommandQueue) and host.is_rated else None,
+            tenant=tenant,
         )
         self._guest: Guest | None = None
         self._waiting: asyncio.Future[Any] | None = None

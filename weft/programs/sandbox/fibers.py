@@ -1,7 +1,7 @@
 """Guests on fibers: any number of them on the loop's own thread, each suspended where it asks its host for something.
 
-Owns pools of slots, and the turns of each guest. It does not know what is asked. No Python runs on a guest's stack: the
-shim writes requests down and `next` reads them after the poll.
+Owns pools of slots, and gives guests their turns. It does not know what is asked. No Python runs on a guest's stack:
+the shim writes requests down and `next` reads them after the poll.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ from weft.programs.sandbox.module_shape import INITIALIZE
 from weft.programs.sandbox.turns import Turns
 
 _KEPT_BYTES = 4096
+_SHORT_PART = 1 / 8
+"""Of a pass: a turn that begins a module or follows an answer takes a tenth of a millisecond, most of the time. Python
+takes milliseconds to start."""
 _Q, _D = struct.Struct("<q"), struct.Struct("<d")
 
 
 class Pool:
     """An engine with slots, and the thread that gives its guests turns. Must be closed, after its machines."""
 
-    def __init__(self, slots: int, memory_bytes: int, tick_s: float, *, components: bool):
+    def __init__(self, slots: int, memory_bytes: int, tick_s: float, turns: Turns, *, components: bool):
+        """`turns` are those of the guests of all pools."""
         bindings.shim()
-        self.memory_bytes = memory_bytes
+        self.memory_bytes, self.turns = memory_bytes, turns
         try:
             self.engine = bindings.pooled_engine(slots, memory_bytes, components=components)
         except wasmtime.WasmtimeError as error:
             raise bindings.BindingsUnavailable(f"no room for {slots} slots of the sandbox: {error}") from None
         self.ticker = bindings.Ticker(self.engine, tick_s)
-        # Python takes milliseconds to start, a module a tenth of one.
-        self.turns = Turns(1 if components else 8)
+        self.first_part = 1.0 if components else _SHORT_PART
 
     def close(self) -> None:
         """Stop the thread. Loaded code stays usable as long as it is referenced."""
@@ -59,7 +62,8 @@ class _FiberMachine:
             pool.engine, most if limits.memory_bytes is None else min(limits.memory_bytes, most)
         )
         self._cpu_s = 0.0
-        self._turn_is_over = False
+        self._has_turn = False
+        """Whether it goes on without waiting for another turn."""
 
     @property
     def cpu_s(self) -> float:
@@ -72,6 +76,21 @@ class _FiberMachine:
             instance, self._instance = self._instance, None
             instance.close()
 
+    async def give_way(self) -> None:
+        """Wait for the guest's next turn."""
+        await self._take_turn()
+
+    async def _take_turn(self, part: float = 1.0) -> None:
+        await self._pool.turns.next(self._limits.tenant, part=part)
+        self._has_turn = True
+
+    async def _go_on(self) -> None:
+        """Wait for a turn, where a guest that its host has answered needs one."""
+        turns, tenant = self._pool.turns, self._limits.tenant
+        if not self._has_turn and not turns.runs_at_once(tenant):
+            await turns.next(tenant, part=_SHORT_PART, answered=True)
+        self._has_turn = False
+
     async def _poll(self) -> bool:
         """Run on; whether the guest asks for something, else the future has ended. A guest that computes gives way to
         the loop at each tick."""
@@ -79,7 +98,8 @@ class _FiberMachine:
         while True:
             instance = self._running()
             state = instance.poll(ticker)
-            self._cpu_s = instance.fields.cpu_s
+            before_s, self._cpu_s = self._cpu_s, instance.fields.cpu_s
+            self._pool.turns.spent(self._limits.tenant, self._cpu_s - before_s)
             if state == bindings.FINISHED:
                 return False
             if state == bindings.PARKED:
@@ -89,7 +109,7 @@ class _FiberMachine:
             self._check()
             if self._limits.pause is not None:
                 await self._limits.pause()
-            await self._pool.turns.next()
+            await self._pool.turns.next(self._limits.tenant)
 
     def _running(self) -> bindings.Instance:
         if self._instance is None:
@@ -131,9 +151,10 @@ class ComponentMachine(_FiberMachine):
     async def next(self) -> Request | None:
         """The guest's next request, or None once it has ended."""
         if self._made is None:
-            await self._pool.turns.next()
+            await self._take_turn(self._pool.first_part)
             await self._start()
             self._call(next(self._calls))
+        await self._go_on()
         while not await self._poll():
             returned = self._returned()
             try:
@@ -235,10 +256,11 @@ class ModuleMachine(_FiberMachine):
     async def next(self) -> Request | None:
         """The guest's next request, or None once it has ended."""
         if self._made is None:
-            await self._pool.turns.next()
+            await self._take_turn(self._pool.first_part)
             self._made = self._running().instantiate_module(self._code.pre)
             entry = self._code.entry
             self._phases = [INITIALIZE] * entry.has_initialize + [entry.name]
+        await self._go_on()
         while not await self._poll():
             self._finish()
             if not self._advance():
@@ -322,6 +344,7 @@ class FiberBackend:
 
     def __init__(self, slots: int, memory_bytes: int, tick_s: float):
         self._slots, self._memory_bytes, self._tick_s = slots, memory_bytes, tick_s
+        self._turns = Turns(tick_s)
         self._pools: dict[bool, Pool] = {}
 
     def component(self, compiled: Path) -> ComponentCode:
@@ -340,5 +363,7 @@ class FiberBackend:
 
     def _pool(self, *, components: bool) -> Pool:
         if components not in self._pools:
-            self._pools[components] = Pool(self._slots, self._memory_bytes, self._tick_s, components=components)
+            self._pools[components] = Pool(
+                self._slots, self._memory_bytes, self._tick_s, self._turns, components=components
+            )
         return self._pools[components]

@@ -18,7 +18,8 @@ Value = int | float | bytes
 
 
 class GuestLimits(msgspec.Struct, frozen=True):
-    """What one guest may use. None: as much as it wants, but for memory, where the pool's slots end."""
+    """What one guest may use, and in whose turns. None: as much as it wants, but for memory, where the pool's slots
+    end."""
 
     cpu_s: float | None = 30.0
     memory_bytes: int | None = 64 << 20
@@ -29,6 +30,8 @@ class GuestLimits(msgspec.Struct, frozen=True):
     """Of what its main returns."""
     pause: Callable[[], Awaitable[None]] | None = None
     """Awaited by one that computes each time it gives way to others: it goes on when this returns. On fibers alone."""
+    tenant: str = ""
+    """Guests of one tenant share its turns to compute. On fibers alone."""
 
 
 class Request(NamedTuple):
@@ -52,6 +55,9 @@ class Machine(Protocol):
     async def next(self) -> Request | None:
         """Run until the guest asks for something (which must then be answered) or has ended (None). Other tasks of the
         loop run meanwhile. Raises `Trapped`, and what `check` raises, which is called now and then."""
+
+    async def give_way(self) -> None:
+        """Let other guests and tasks of the loop run, before the guest goes on: it has asked for long."""
 
     def answer(self, value: int | bytes) -> None:
         """What the last request comes to; `next` goes on."""

@@ -1,7 +1,9 @@
 """Guests on a thread each, on wasmtime's public API: for machines where fibers do not work.
 
 The same interface as the machines on fibers. Slower by far (a request crosses threads twice), and each guest has an
-engine of its own, because advancing an engine's epoch is the one public way to stop code that computes.
+engine of its own, because advancing an engine's epoch is the one public way to stop code that computes. Code that
+computes cannot be interrupted to go on later, so guests have no turns by tenant here: the operating system shares the
+processor among their threads.
 """
 
 from __future__ import annotations
@@ -96,6 +98,10 @@ class _ThreadMachine:
         finally:
             self._looking.cancel()
             self._outcome = self._loop.create_future()
+
+    async def give_way(self) -> None:
+        """Let other tasks of the loop run."""
+        await asyncio.sleep(0)
 
     def answer(self, value: int | bytes) -> None:
         """Pass the answer of a request to the guest and let it continue."""
