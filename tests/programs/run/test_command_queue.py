@@ -117,6 +117,34 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with_queue(test)
 
 
+def test_the_commands_of_an_exchange_are_bounded() -> None:
+    async def body() -> None:
+        host, ended = FakeHost(), []
+        share = LoopShare(clock=lambda: host.now_s)
+        budget = Accounts(ProgramsConfig(), LoopClock()).open("t", Limits(exchange_commands=3))
+        queue = CommandQueue(host, budget, share, tenant="t", end=ended.append)
+        for _ in range(3):
+            queue.commands(say(1, 2, 3))
+        assert host.heard == [1, 2, 3] * 3
+        with pytest.raises(LimitExceeded, match="more than 3 commands in one exchange") as raised:
+            queue.commands(say(4, 5, 6, 7))
+        assert raised.value.param == "exchange_commands"
+        assert host.heard[9:] == [4, 5, 6]
+        assert not ended
+
+        # The same where the commands' turn comes later.
+        host.heard.clear()
+        share.run(lambda goes_on: bool(setattr(host, "now_s", host.now_s + 1.0)))
+        queue = CommandQueue(host, budget, share, tenant="t", end=ended.append)
+        queue.commands(say(4, 5, 6, 7))
+        with pytest.raises(LimitExceeded):
+            await queue.settled()
+        assert host.heard == [4, 5, 6]
+        assert [type(error) for error in ended] == [LimitExceeded]
+
+    run_virtually(body())
+
+
 def test_a_run_that_is_killed_carries_nothing_out() -> None:
     async def test(queue: CommandQueue, host: FakeHost, accounts: Accounts, ended: list[WeftError]) -> None:
         accounts.open("t", Limits()).spend("tokens", 61)

@@ -10,14 +10,16 @@ import pytest
 from tests.programs.help import settle
 from tests.programs.sessions import CALLER, Host, obj, run
 from weft.abi.errors import LimitExceeded, Overloaded, ProgramFailed
-from weft.abi.frames import EventKind
+from weft.abi.frames import EventKind, events
 from weft.abi.operations import Op
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.programs.quota.limits import Limits
+from weft.programs.run import messages as module
 from weft.programs.run.calls.core import CoreCalls
 from weft.programs.run.calls.grammar import GrammarCalls
 from weft.programs.run.calls.messaging import MessagingCalls
 from weft.programs.run.calls.pages import PageCalls
+from weft.programs.run.calls.pending_calls import MAX_TAKEN_MESSAGES
 from weft.programs.run.calls.sequence import SequenceCalls
 from weft.programs.run.calls.store import StoreCalls
 from weft.programs.run.calls.tokenize import TokenizeCalls
@@ -335,3 +337,43 @@ def test_grammars_are_followed() -> None:
 
 def _bits(mask: bytes) -> set[int]:
     return {byte * 8 + bit for byte, value in enumerate(mask) for bit in range(8) if value >> bit & 1}
+
+
+def test_messages_that_one_exchange_takes_are_bounded() -> None:
+    async def test(host: Host) -> None:
+        count = MAX_TAKEN_MESSAGES + 10
+        reader, talker = host.program(Limits(pending_messages=count)), host.program()
+        calls = [reader.ask(Op.SUBSCRIBE, topic) for topic in (b"a", b"b")]
+        for number in range(count):
+            talker.say(Op.BROADCAST, b"a", b"%d" % number)
+        talker.say(Op.BROADCAST, b"b", b"1")
+        await settle()
+        wakes = reader.wakes
+        reader.look()
+        assert len(reader.seen) == MAX_TAKEN_MESSAGES
+        await settle()
+        assert reader.wakes == wakes + 1, "there is more to take"
+        reader.seen += events(await reader.session.wait_events(None))
+        assert [event.blobs for event in reader.seen if event.call == calls[0]] == [
+            [b"a", b"%d" % number] for number in range(count)
+        ]
+        assert [event.blobs for event in reader.seen if event.call == calls[1]] == [[b"b", b"1"]]
+        assert reader.session.take_events() == b""
+
+    run(test)
+
+
+def test_subscriptions_of_a_topic_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LISTENERS", 2)
+
+    async def test(host: Host) -> None:
+        program, other = host.program(), host.program(caller=Caller(request_id="r", tenant="other", namespace="n"))
+        calls = [program.ask(Op.SUBSCRIBE, b"a") for _ in range(2)]
+        assert await program.error(Op.SUBSCRIBE, b"a") == ("overloaded", "")
+        other.ask(Op.SUBSCRIBE, b"a")
+        program.ask(Op.SUBSCRIBE, b"b")
+        program.say(Op.CANCEL, calls[0])
+        program.ask(Op.SUBSCRIBE, b"a")
+        assert host.hub.num_subscriptions == 4
+
+    run(test)

@@ -32,6 +32,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of the sandbox; each child has one of its own, no larger. Not enforced for trusted programs."""
     host_calls: int = 1_000_000
     """Commands sent to the host."""
+    exchange_commands: int = 65_536
+    """Commands of one exchange with the host. The library sends what has come to 64 KiB, so that few programs send a
+    tenth as many."""
     pages: int | None = None
     """KV pages held at once: those allocated, and those that the tokens of its sequences fill."""
     tokens: int | None = None
@@ -79,6 +82,7 @@ class Limit(NamedTuple):
 LIMITS = {
     "cpu_s": Limit(True, "seconds of processor time"),
     "host_calls": Limit(True, "calls of its host"),
+    "exchange_commands": Limit(True, "commands of an exchange"),
     "tokens": Limit(True, "tokens"),
     "log_bytes": Limit(True, "bytes of log"),
     "wall_s": Limit(True, "seconds"),

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from weft.abi.errors import Overloaded, ProgramFailed, WeftError
+from weft.abi.errors import LimitExceeded, Overloaded, ProgramFailed, WeftError
 from weft.abi.frames import CommandFrame, WireError, commands
 from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.loop_share import GoesOn, LoopShare
@@ -27,6 +27,9 @@ from weft.programs.quota.rates import RateWait
 
 MAX_WAITING_BYTES = 64 << 20
 """Most bytes of one program's commands that wait for a rate. More commands end the run."""
+
+_MIN_COMMAND_BYTES = 9
+"""Size, operation and call."""
 
 
 class CommandHost(Protocol):
@@ -93,9 +96,9 @@ class CommandQueue:
 
     def commands(self, data: bytes) -> None:
         """Execute a message's commands now or later (`GuestHost.commands`). Raises `Overloaded`, which must end the
-        run, if too many bytes wait for a rate."""
+        run, if too many bytes wait for a rate. More commands than `exchange_commands` end it when their turn comes."""
         self._waiting_bytes += len(data)
-        self._waiting.append(_Message(len(data), commands(data)))
+        self._waiting.append(_Message(len(data), self._bounded(data)))
         if len(self._waiting) > 1:
             if self._waiting_bytes > MAX_WAITING_BYTES:
                 self._shrink()
@@ -149,6 +152,12 @@ class CommandQueue:
         self._rest()
 
     # ---- inside
+
+    def _bounded(self, data: bytes) -> Iterator[CommandFrame]:
+        most = self._budget.limits.exchange_commands
+        found = commands(data)
+        # Most messages are too short to have so many.
+        return found if len(data) <= most * _MIN_COMMAND_BYTES else _at_most(most, found)
 
     def _begin(self) -> bool:
         """Execute a portion now. Returns whether commands wait for a later one."""
@@ -240,3 +249,11 @@ class CommandQueue:
     def _broken(self, error: WeftError) -> None:
         self.kill(error)
         self._end(error)
+
+
+def _at_most(most: int, commands: Iterator[CommandFrame]) -> Iterator[CommandFrame]:
+    for number, command in enumerate(commands):
+        if number == most:
+            message = f"the program sent more than {most} commands in one exchange, its limit exchange_commands"
+            raise LimitExceeded(f"{message}: wait for some of them first", "exchange_commands")
+        yield command

@@ -19,15 +19,26 @@ MAX_TOPIC_BYTES = 256
 MAX_WAITING_BYTES = 16 << 20
 """Most bytes of unread messages of one program, over all its subscriptions and its inbox."""
 
+MAX_LISTENERS = 4096
+"""Most subscriptions of one topic: a broadcast goes to all of them at once."""
 MESSAGE_COST_BYTES = 64
 """Cost of a message beside its own bytes, so that empty messages are bounded too."""
 _one_value = msgspec.json.Decoder(msgspec.Raw)
+_TRUNCATED = "Input data was truncated"
 _LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
 
 
 def one_line(json: bytes) -> bytes:
     """The same JSON without line ends, which JSON allows between its parts and which would end an event of a stream."""
     return json.translate(_LINE_ENDS) if b"\n" in json or b"\r" in json else json
+
+
+def reason(error: Exception) -> str:
+    """Why JSON of a program cannot be read, from the error of `msgspec`, for a message that names the JSON."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it has text with lone surrogates"
+    # The decoder expects the other half of an escaped one.
+    return "it ends too early, or has lone surrogates" if str(error) == _TRUNCATED else str(error)
 
 
 def check_json(data: bytes, what: str, param: str | None = None) -> None:
@@ -37,7 +48,7 @@ def check_json(data: bytes, what: str, param: str | None = None) -> None:
         _one_value.decode(data)
         data.decode("utf-8")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"{what} is not JSON: {error}", param) from error
+        raise InvalidRequest(f"{what} is not JSON: {reason(error)}", param) from error
     if has_long_integer(data):
         raise InvalidRequest(f"{what} has an integer of more than {MAX_DIGITS:,} digits: write it as text", param)
 
@@ -134,10 +145,14 @@ class Hub:
     def subscribe(
         self, tenant: str, topic: bytes, queue: MessageQueue, on_message: Callable[[], None]
     ) -> TopicSubscription:
-        """Subscribe from now on. `on_message` is called for every message and at the end. Raises `InvalidRequest`."""
+        """Subscribe from now on. `on_message` is called for every message and at the end. Raises `InvalidRequest`,
+        and `Overloaded` where the topic has `MAX_LISTENERS`."""
         check_topic(topic)
         subscription = TopicSubscription(self, (tenant, topic), queue, on_message)
-        self._topics.setdefault(subscription.key, {})[subscription] = None
+        listeners = self._topics.setdefault(subscription.key, {})
+        if len(listeners) >= MAX_LISTENERS:
+            raise Overloaded(f"the topic has {MAX_LISTENERS} subscriptions, as many as one may have")
+        listeners[subscription] = None
         return subscription
 
     def broadcast(self, tenant: str, topic: bytes, message: bytes) -> int:

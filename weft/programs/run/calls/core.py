@@ -16,8 +16,8 @@ from weft.core.waits import WaitKind
 from weft.programs.network.requests import HttpRequest
 from weft.programs.run.calls.call_kinds import answer_by_task
 from weft.programs.run.calls.ordered_room import OrderedRoom
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason
-from weft.programs.run.messages import MessageQueue, check_json, one_line
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
+from weft.programs.run.messages import MessageQueue, check_json, one_line, reason
 from weft.programs.run.runs import LINE_COST_BYTES
 
 MAX_SLEEP_S = 30 * 86400.0

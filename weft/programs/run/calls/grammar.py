@@ -17,7 +17,8 @@ from weft.core.ids import unpack_tokens
 from weft.programs.run.calls.call_kinds import answer_by_task
 from weft.programs.run.calls.sampling import MAX_SPEC_BYTES, GrammarArgs
 from weft.programs.run.calls.tokenize import check_tokens
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
+from weft.programs.run.messages import reason
 
 if TYPE_CHECKING:
     from weft.engine.guide import Guide

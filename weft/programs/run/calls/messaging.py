@@ -14,8 +14,8 @@ from weft.core.waits import WaitKind
 from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.limits import limits_from_json
 from weft.programs.run.calls.call_kinds import answer_by_task
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason
-from weft.programs.run.messages import MessageQueue, TopicSubscription, check_json
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
+from weft.programs.run.messages import MessageQueue, TopicSubscription, check_json, reason
 from weft.programs.run.services import ChildRun, ChildSpec
 
 MAX_LAUNCH_BYTES = 4 << 20
@@ -66,6 +66,8 @@ class MessagingCalls:
             args = _launch_args.decode(about)
         except UNREADABLE as error:
             raise InvalidRequest(f"the launch cannot be used: {reason(error)}", "launch") from error
+        # Arguments and limits are not decoded yet.
+        check_json(about, "the launch", "launch")
         if (args.program is None) == (args.source is None):
             raise InvalidRequest("a launch names one of program and source", "program")
         if len(args.args) > self._view.budget.limits.message_bytes:
@@ -118,15 +120,20 @@ class _Listener:
             view.caller.tenant, topic, queue, self._on_message
         )
 
-    def turn_into_events(self) -> None:
-        """The program reads: all that waits becomes its own."""
+    def turn_into_events(self, most: int) -> int:
+        """The program reads: what waits becomes its own, the oldest first."""
         subscription = self._subscription
         if not self._calls.is_pending(self._call, self):
-            return
-        while len(subscription.queue):
+            return 0
+        count = min(most, len(subscription.queue))
+        for _ in range(count):
             self._calls.part(self._call, subscription.topic, subscription.queue.pop())
-        if subscription.error is not None:
+        if len(subscription.queue):
+            self._calls.add_source(self)
+        elif subscription.error is not None:
             self._calls.error(self._call, subscription.error)
+            count += 1
+        return count
 
     def cancel(self) -> None:
         """The program wants no more; what it has not read is lost."""

@@ -23,7 +23,8 @@ from weft.programs.operations import Report
 from weft.programs.run.calls.call_kinds import OperationCall, answer_by_operation
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason, text_of
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, text_of
+from weft.programs.run.messages import reason
 from weft.programs.space import SpaceHandle
 
 MAX_NUMBER = 1 << 32

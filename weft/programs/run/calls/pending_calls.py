@@ -6,7 +6,7 @@ do.
 
 What a program does not read is bounded: `MAX_UNREAD_BYTES` of events, `MAX_PENDING` calls. Messages that wait for a
 subscription or `receive` are not events yet; they wait in bounded queues of their own and become events as the program
-takes them (`sources`).
+takes them (`sources`), at most `MAX_TAKEN_MESSAGES` in one exchange: the loop has other work.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ MAX_UNREAD_BYTES = 64 << 20
 """Of events that a program has not taken. One that goes on asking without reading is ended."""
 MAX_PENDING = 16384
 """Calls of one program under way at once; further ones are refused until some have ended."""
+MAX_TAKEN_MESSAGES = 1024
+"""Messages of subscriptions that a program takes in one exchange; more come with the next one."""
 MAX_HELD_BYTES = 64 << 20
 """Of what those calls were given, and may bring back; further ones are refused likewise."""
 
@@ -44,8 +46,9 @@ class PendingCall(Protocol):
 class EventSource(Protocol):
     """A queue whose messages wait until the program takes its events."""
 
-    def turn_into_events(self) -> None:
-        """Make events of the messages that wait."""
+    def turn_into_events(self, most: int) -> int:
+        """Make events of at most so many messages that wait, and return their number. A source with more that wait is
+        added again."""
 
 
 class NewWait(NamedTuple):
@@ -170,12 +173,17 @@ class PendingCalls:
         self._sources.pop(source, None)
 
     def take(self) -> bytes:
-        """All events so far, packed; `b""` if there are none. Messages that wait become events now."""
-        if self._sources:
-            sources, self._sources = self._sources, {}
-            for source in sources:
-                source.turn_into_events()
+        """All events so far, packed; `b""` if there are none. Messages that wait become events now, as many as
+        `MAX_TAKEN_MESSAGES`."""
+        num_left = MAX_TAKEN_MESSAGES
+        for source in list(self._sources):
+            if num_left <= 0:
+                break
+            del self._sources[source]
+            num_left -= source.turn_into_events(num_left)
         self._notified = False
+        if self._sources:
+            self._notify()
         if not self._events:
             return b""
         data = b"".join(self._events)

@@ -27,7 +27,8 @@ from weft.programs.run.calls.generation import GenerationCall
 from weft.programs.run.calls.open_sequence import GenerateSpec, OpenSequence, SequenceUsage
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, GrammarArgs, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
+from weft.programs.run.messages import reason
 from weft.programs.wire_sizes import check_sizes
 
 MAX_RANGES_BYTES = 8 << 10

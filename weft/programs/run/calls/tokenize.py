@@ -14,7 +14,8 @@ import msgspec
 from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.programs.run.calls.call_kinds import answer_by_task
-from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, reason, text_of
+from weft.programs.run.calls.view import UNREADABLE, RunView, check_size, text_of
+from weft.programs.run.messages import reason
 from weft.tokenizers.chats import ChatPrompt, render
 from weft.tokenizers.tokenizer import INLINE_CHARS, off_loop
 

@@ -47,11 +47,6 @@ def check_size(blob: bytes, most: int, name: str) -> None:
         raise InvalidRequest(f"{name} has {len(blob)} bytes; at most {most} are taken at once", name)
 
 
-def reason(error: Exception) -> str:
-    """The text of an error of `UNREADABLE`, for a message that names what cannot be used."""
-    return "it has text with lone surrogates" if isinstance(error, UnicodeDecodeError) else str(error)
-
-
 def text_of(blob: bytes, name: str) -> str:
     """UTF-8 to text. Raises `InvalidRequest`, naming the field."""
     try:
