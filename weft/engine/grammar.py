@@ -1,8 +1,8 @@
 """Grammars: compiled once, followed token by token, and turned into masks for the sampling half of a step.
 
 Owns llguidance, the threads that compile, and the grammars compiled so far. Tenants take turns on those threads: a
-tenant with many grammars delays only its own. Commands that need one that is still being
-compiled wait in `Compiling`, in their order, and with them the commands that follow on the same sequences; no others.
+tenant with many grammars delays only its own. Commands that need one that is still being compiled wait in `Compiling`,
+in their order, and with them the commands that follow on the same sequences; no others.
 """
 
 from __future__ import annotations
@@ -176,9 +176,8 @@ class Grammars:
     def _compile_once(self, grammar: Grammar, matcher: Future[LLMatcher]) -> None:
         """A turn: compile the grammar, unless another tenant's turn has begun to."""
         with self._lock:
-            if matcher.running() or matcher.done():
+            if matcher.running() or matcher.done() or not matcher.set_running_or_notify_cancel():
                 return
-            matcher.set_running_or_notify_cancel()
         try:
             matcher.set_result(self._compile(grammar))
         except BaseException as error:  # passed on
