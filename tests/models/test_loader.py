@@ -321,7 +321,7 @@ def test_impossible_values_are_named(llama, changes, parts):
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
         ({"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}, ["full_attention"]),
         ({"architectures": [["LlamaForCausalLM"]]}, ["LlamaForCausalLM"]),
-        ({"quantization_config": {"quant_method": "awq"}}, ["awq"]),
+        ({"quantization_config": {"quant_method": "hqq"}}, ["hqq"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["dynamic", "cached keys"]),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, ["longrope"]),
         ({"dtype": "float8_e4m3fn"}, ["float8_e4m3fn"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models.runner import Runner, bytes_of_weights
-from weft.abi.errors import ModelLoadError, Unsupported
+from weft.abi.errors import ModelLoadError
 from weft.kernels import dispatch
 from weft.kernels.base import Kernels
 from weft.kernels.quantize import dequantize, quantize
@@ -111,14 +110,6 @@ def test_a_tensor_without_a_scale_is_refused_by_name(tmp_path):
         load_model(str(directory), quantization="int8")
     assert name in caught.value.message
     assert "not finite" in caught.value.message
-
-
-def test_a_checkpoint_that_is_quantized_already_stays_refused(tmp_path):
-    directory = write_tiny(tmp_path)
-    path = directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(Unsupported, match="awq"):
-        load_model(str(directory), quantization="int8")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -13,16 +13,24 @@ if TYPE_CHECKING:
     from weft.models.registry import ModelFamily
 
 
+PIECE_NUMBERS = 1 << 20
+"""Numbers that are expanded at a time: no tensor is complete in float32, and intermediate results stay in caches and in
+memory that the allocator has already."""
+
+
 class TensorInfo(NamedTuple):
     """One tensor of a checkpoint."""
 
     file: Path
     dtype: str
-    """As safetensors or ggml writes it: F32, BF16, Q8_0, ..."""
+    """As safetensors or ggml writes it: F32, BF16, Q8_0, ...; of a quantized matrix, its format."""
     shape: tuple[int, ...]
     num_bytes: int
     offset: int
     """Of its first byte in the file."""
+    numbers_in: str | None = None
+    """Of a quantized matrix, which is small numbers and their scales in several tensors of together `num_bytes`: the
+    name in the file of the one with the numbers. None: it is one tensor."""
 
 
 class Piece(NamedTuple):
@@ -44,6 +52,8 @@ class Checkpoint(Protocol):
     """In the dtype that the checkpoint states; of quantized blocks, the one that they are best expanded to."""
     stated_in: str
     """Where the spec comes from, for errors."""
+    unrounded: tuple[str, ...]
+    """What the checkpoint was made to round to fewer bits and is computed in the model's dtype: activations, KV."""
 
     def eos_ids(self) -> tuple[int, ...]:
         """Tokens that end a sequence. Raises `ModelLoadError` for ids beyond the vocabulary."""

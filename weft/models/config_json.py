@@ -97,12 +97,8 @@ def refuse_unimplemented(raw: Mapping[str, Any]) -> None:
     """Raise `Unsupported` for an option that changes the output in a way these models do not follow.
 
     `pretraining_tp`, dropout and initializer settings do not matter to inference and are ignored, as is `auto_map`:
-    code in a checkpoint is never executed.
+    code in a checkpoint is never executed. Quantized weights are the matter of `quantized`.
     """
-    quantization = raw.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
-        raise Unsupported(f"the checkpoint is quantized ({method}), which is not supported; use an unquantized one")
     activation = raw.get("hidden_act") or "silu"
     if activation not in ("silu", "swish"):
         raise Unsupported(f"hidden_act {activation!r} is not supported; these models use 'silu'")

@@ -83,17 +83,29 @@ def supports_int4(device: torch.device | str, dtype: torch.dtype) -> bool:
 
 
 def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device | str) -> str | None:
-    """Which types of blocks weights stay in, and which are expanded, when the checkpoint is loaded as `spec`; None: it
-    has no blocks."""
+    """Which types of blocks weights stay in, and which are expanded, when the checkpoint is loaded as `spec`; None: all
+    its weights are plain."""
     tensors = checkpoint.tensors()
     kept: set[str] = set()
     expanded: set[str] = set()
+    quantized: set[str] = set()
     for target in (target for group in weight_targets(checkpoint, spec) for target in group):
-        stored = {tensors[source.name].dtype for source in target.sources if source.name in tensors}
-        (kept if target.blocks and spec.quantization is None else expanded).update(_blocks_of(stored))
-    if not kept and not expanded:
+        stored = [tensors[source.name] for source in target.sources if source.name in tensors]
+        blocks = _blocks_of(info.dtype for info in stored)
+        (kept if target.blocks and spec.quantization is None else expanded).update(blocks)
+        quantized.update(info.dtype for info in stored if info.numbers_in is not None)
+    if not kept and not expanded and not quantized:
         return None
     said = []
+    if quantized:
+        said.append(
+            f"{', '.join(sorted(quantized))} expanded to {_format(spec)}, as no kernel computes on such matrices"
+        )
+        if checkpoint.unrounded:
+            dtype = str(spec.dtype).removeprefix("torch.")
+            said.append(
+                f"{' and '.join(checkpoint.unrounded)} in {dtype}, where the checkpoint was made for fewer bits"
+            )
     if kept:
         said.append(f"{', '.join(sorted(kept))} stay in blocks, which activations meet in 8 bits")
     if expanded:

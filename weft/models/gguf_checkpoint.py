@@ -18,12 +18,9 @@ from weft.gguf.tokens import TOKENS, end_ids, read_tokens
 from weft.kernels.quantized_blocks import PLAIN, BadScale, check_scales, expand
 from weft.models import gguf_config
 from weft.models.base import ModelSpec, RopeSpec
-from weft.models.checkpoint import Piece, TensorInfo
+from weft.models.checkpoint import PIECE_NUMBERS, Piece, TensorInfo
 from weft.models.registry import family_of
 
-PIECE_NUMBERS = 1 << 20
-"""Numbers that are expanded at a time: no tensor is complete in float32, and intermediate results stay in caches and in
-memory that the allocator has already."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 _ROTATED = re.compile(r"blk\.[0-9]+\.attn_([qk])\.(?:weight|bias)")
@@ -34,6 +31,7 @@ class GgufCheckpoint:
     what the header says."""
 
     stated_in = "the metadata"
+    unrounded: tuple[str, ...] = ()
 
     def __init__(self, path: Path):
         self._file = read_gguf(path)

@@ -233,8 +233,9 @@ def _copy(checkpoint: Checkpoint, slices: Mapping[str, _Slice], progress: Progre
         else:
             _quantize(where, values, weight[rows], scales[rows])
         if progress is not None:
-            done += tensors[name].num_bytes * len(values) // tensors[name].shape[0]
-            progress(done, total)
+            read, size = start + len(values), tensors[name].shape[0]
+            progress(done + tensors[name].num_bytes * read // size, total)
+            done += tensors[name].num_bytes if read == size else 0
 
 
 def _quantize(name: str, tensor: Tensor, values: Tensor, scales: Tensor) -> None:
@@ -273,10 +274,13 @@ def _check(
         raise ModelLoadError(f"{checkpoint.path} lacks {_listed(missing)}, which {spec.architecture} needs")
     for name, shape in needed.items():
         info = tensors[name]
-        where = f"{info.file}: tensor {name} at byte {info.offset}"
+        where = f"{info.file}: tensor {info.numbers_in or name} at byte {info.offset}"
         if info.shape != shape:
-            raise ModelLoadError(f"{where} has shape {list(info.shape)}, {checkpoint.stated_in} asks for {list(shape)}")
-        if info.dtype not in READABLE:
+            held = "" if info.numbers_in is None else f" holds {name}, which"
+            raise ModelLoadError(
+                f"{where}{held} has shape {list(info.shape)}, {checkpoint.stated_in} asks for {list(shape)}"
+            )
+        if info.dtype not in READABLE and info.numbers_in is None:
             raise ModelLoadError(f"{where} is {info.dtype}; weights must be one of {list(FLOATS)}")
     extra = sorted(n for n in set(tensors) - set(needed) if not n.endswith(HARMLESS))
     if spec.tie_embeddings:
