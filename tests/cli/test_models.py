@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.gguf.writing import all_of, write_gguf
+from tests.models.quantized_writing import CASES, write_quantized
 from tests.models.runner import bytes_of_weights
 from weft.kernels import dispatch
 from weft.models.random_checkpoints import write_tiny
@@ -63,6 +64,25 @@ def test_files_and_what_cannot_be_served(weft, folder: Path) -> None:
     assert "cannot be served" in table
     nothing = weft("models", str(folder / "nowhere"))
     assert (nothing.exit_code, "neither a config.json nor GGUF files" in nothing.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("gptq", 4.4), ("awq", 4.2), ("pack-4-bits", 4.3), ("fp8-blocks", 8.0)])
+def test_quantized_safetensors(weft, name: str, bits: float, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 320, "num_hidden_layers": 12}
+    packed, plain = write_quantized(tmp_path, *CASES[name][:2], **sizes)
+    found = listed(weft, str(packed), str(plain))
+    one, other = found[str(packed)], found[str(plain)]
+    assert one["format"] == f"safetensors {CASES[name][2]}"
+    rest = 2 * 320 * 128 * 32 / (12 * 147_456 + 2 * 320 * 128)
+    assert one["bits"] == pytest.approx(bits + rest * (1 - bits / 32), abs=0.15)
+    assert one["memory_bytes"] == other["memory_bytes"] == bytes_of_weights(packed, torch.float32)
+    assert one["bytes"] < 0.4 * other["bytes"]
+
+
+def test_quantized_safetensors_that_cannot_be_served(weft, tmp_path: Path) -> None:
+    packed, _ = write_quantized(tmp_path, CASES["gptq"][0], {"quant_method": "hqq"})
+    assert "quant_method 'hqq'" in listed(weft, str(packed))[str(packed)]["error"]
+    assert "cannot be served" in " ".join(weft("models", str(packed)).output.split())
 
 
 def test_the_hub_cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

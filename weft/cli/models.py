@@ -119,7 +119,9 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """What config.json and the headers of safetensors say; None for what they do not, or where they cannot be read."""
+    """What config.json and the headers of safetensors say; None for what they do not, or where they cannot be read;
+    `error` if quantized weights cannot be served."""
+    from weft.models.quantized.formats import checkpoint_tensors, quantized_format
     from weft.models.safetensors_files import list_tensors
 
     try:
@@ -136,10 +138,15 @@ def _of_folder(folder: Path) -> dict[str, Any]:
         "max_context": raw.get("max_position_embeddings"),
     }
     try:
-        tensors = list_tensors(folder).values()
+        tensors = list_tensors(folder)
     except WeftError:
         return {**found, "format": None, "bits": None, "memory_bytes": None}
-    return {**found, **_of_tensors("safetensors", [(info.dtype, info) for info in tensors], dtype or "float32")}
+    try:
+        form = quantized_format(raw)
+        infos = (tensors if form is None else checkpoint_tensors(tensors, form).infos).values()
+    except WeftError as error:
+        return {**found, "format": "safetensors", "bits": None, "memory_bytes": None, "error": error.message}
+    return {**found, **_of_tensors("safetensors", [(info.dtype, info) for info in infos], dtype or "float32")}
 
 
 def _of_file(path: Path) -> dict[str, Any]:
