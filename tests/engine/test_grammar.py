@@ -548,17 +548,20 @@ def test_what_a_grammar_leaves_no_choice_in_is_written_in_the_models_tokens(llm:
     assert result.token_ids == list(memoryview(llm.tokenizer.encode(text)).cast("i"))
 
 
-def test_more_grammars_are_waited_for_than_are_kept(llm: LLM) -> None:
+def test_more_grammars_are_waited_for_than_are_kept(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar that a request waits for is not evicted, which would compile it again and again."""
     vocabulary = [llm.tokenizer.bytes_of(token) for token in range(llm.info.vocab_size)]
     grammars = Grammars(vocabulary, (), [2], partial(llm.tokenizer.encode, add_special_tokens=False))
     done: list[wire.Command] = []
     compiling = Compiling(grammars, lambda client, commands: done.extend(commands) if client == 1 else None, one_tenant)
     count = 3 * MAX_COMPILED
+    gate, compile = threading.Event(), grammars._compile
+    monkeypatch.setattr(grammars, "_compile", lambda grammar: compile(grammar) if gate.wait(60) else None)
     commands = [wire.Generate(seq=n, op=n, grammar=Grammar.regex(f"{n:04}")) for n in range(1, count + 1)]
     compiling.take(1, commands)
     compiling.take(2, commands[: count // 3])  # another client with the same grammars, which goes away
     compiling.drop_client(2)
+    gate.set()
     futures = [grammars.compiled(command.grammar) for command in commands if command.grammar is not None]
     wait(futures)
     compiling.advance()
