@@ -134,7 +134,7 @@ void linear_panel(const LinearArgs& a, const RowPart<P>& r, int64_t panel, const
     const bool expand = P::expands(a, groups), whole = P::takes_whole(a, groups);
     const char* weight = (const char*)a.weight + panel * size;
     PanelPart part{nullptr, whole ? steps : P::kBlockSteps, false, nullptr, nullptr, 0, false, &a, {}};
-    part.near = P::kNearBytes && groups == 1;
+    part.near = P::kNearBytes && groups == 1 && !expand;
     part.lines = (step_bytes / 64 + groups - 1) / groups;
     const char *fetch = next, *end = fetch + (next ? size : 0);
     for (int64_t s = 0; s < steps; s += part.steps) {

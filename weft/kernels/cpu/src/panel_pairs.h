@@ -27,7 +27,9 @@ struct Pairs {
     static constexpr int64_t kBlockSteps = 16;
     static constexpr int64_t kBlockBytes = 1 << 20;
     static constexpr int64_t kWholeGroups = 4;  // with so few rows, a whole panel passes by at once
-    static constexpr int64_t kNearBytes = 0;
+    // As for `Floats`; both blocks of a step are read at once.
+    static constexpr int64_t kNearBytes = 2 << 10;
+    static constexpr int64_t kFarBytes = kNearBytes + (8 << 10);
     static constexpr bool kTakesWhenFree = false;
     static constexpr bool kWritesBeside = false;
 
@@ -68,7 +70,10 @@ struct Pairs {
         const bool int8 = part.args->scales && !expanded;
         with_count<kRowsAtOnce>(count, [&](auto counted) {
             constexpr int M = decltype(counted)::value;
-            int8 ? panel_int8<M>(rows, part) : panel<M>(rows, part);
+            if (int8)
+                part.near ? panel_int8<M, true>(rows, part) : panel_int8<M, false>(rows, part);
+            else
+                part.near ? panel<M, true>(rows, part) : panel<M, false>(rows, part);
         });
     }
 
@@ -87,16 +92,20 @@ struct Pairs {
     }
 
     // For M rows of x, as pairs.
-    template <int M>
+    template <int M, bool Near>
     static WEFT_INLINE void panel(const bf16* x, const PanelPart& part) {
         __m512 acc[M][2];
         for (int m = 0; m < M; m++)
             for (int n = 0; n < 2; n++)
                 acc[m][n] = part.add ? _mm512_loadu_ps(part.sums + m * kPanel + n * 16) : _mm512_setzero_ps();
         for (int64_t s = 0; s < part.steps; s++) {
-            fetch_beside(part, s);
+            if (!Near) fetch_beside(part, s);
             const bf16 *w = (const bf16*)part.weight + s * kStepSize, *from = x + s * kStep * M;
             for (int64_t pair = 0; pair < 16; pair++, from += 2 * M) {
+                if (Near) {
+                    fetch_ahead(w + pair * 32);
+                    fetch_ahead(w + kTileSize + pair * 32);
+                }
                 __m512bh left = (__m512bh)_mm512_loadu_si512(w + pair * 32);
                 __m512bh right = (__m512bh)_mm512_loadu_si512(w + kTileSize + pair * 32);
                 for (int m = 0; m < M; m++) {
@@ -112,16 +121,23 @@ struct Pairs {
             for (int n = 0; n < 2; n++) _mm512_storeu_ps(part.sums + m * kPanel + n * 16, acc[m][n]);
     }
 
+    // The lines that follow one by `kNearBytes` and `kFarBytes`.
+    static WEFT_INLINE void fetch_ahead(const void* line) {
+        __builtin_prefetch((const char*)line + kNearBytes, 0, 3);
+        __builtin_prefetch((const char*)line + kFarBytes, 0, 2);
+    }
+
     // The same with a panel of a packed int8 weight, all of it.
-    template <int M>
+    template <int M, bool Near>
     static WEFT_VBMI void panel_int8(const bf16* x, const PanelPart& part) {
         const Int8Table table;
         const uint8_t* weight = (const uint8_t*)part.weight;
         __m512 acc[M][2] = {};
         for (int64_t s = 0; s < part.steps; s++) {
-            fetch_beside(part, s);
+            if (!Near) fetch_beside(part, s);
             const bf16* from = x + s * kStep * M;
             for (int64_t pair = 0; pair < 16; pair++, weight += kPairBytes, from += 2 * M) {
+                if (Near) fetch_ahead(weight);
                 const PairWords words = table.widen(weight);
                 for (int m = 0; m < M; m++) {
                     int32_t values;

@@ -21,7 +21,7 @@ struct Tiles {
     static constexpr int64_t kBlockSteps = 16;
     static constexpr int64_t kBlockBytes = 1 << 20;
     static constexpr int64_t kWholeGroups = 4;
-    static constexpr int64_t kNearBytes = 0;
+    static constexpr int64_t kNearBytes = Pairs::kNearBytes;
     static constexpr bool kTakesWhenFree = false;
     static constexpr bool kWritesBeside = true;  // tiles and vectors work at the same time
 
@@ -45,9 +45,9 @@ struct Tiles {
         if (groups > kWholeGroups)
             panel<2, true>(tiles, part);
         else if (count > 16)
-            panel<2, false>(tiles, part);
+            part.near ? panel<2, false, true>(tiles, part) : panel<2, false>(tiles, part);
         else
-            panel<1, false>(tiles, part);
+            part.near ? panel<1, false, true>(tiles, part) : panel<1, false>(tiles, part);
     }
 
     // 32 rows of x from row `first` on as tiles, [step][2][16][32], zeros from row `rows` on.
@@ -62,15 +62,20 @@ struct Tiles {
     }
 
     static WEFT_INLINE void beside(const PanelPart& part, int64_t step) {
-        fetch_beside(part, step);
+        if (!part.near) fetch_beside(part, step);
         if (part.ready.rows) {
             const int64_t each = (kRowsAtOnce + part.steps - 1) / part.steps;
             write_rows<bf16>(*part.args, part.ready, step * each, step * each + each);
         }
     }
 
+    // The lines that follow those of a block.
+    static WEFT_INLINE void fetch_block(const bf16* block) {
+        for (int64_t i = 0; i < kTileSize; i += 32) Pairs::fetch_ahead(block + i);
+    }
+
     // For 16 * M rows of x, given as tiles. Streamed: x does not displace the weight from the first-level cache.
-    template <int M, bool Streamed>
+    template <int M, bool Streamed, bool Near = false>
     static WEFT_INLINE void panel(const bf16* x, const PanelPart& part) {
         float* sums = part.sums;
         TileUnit::barrier();
@@ -92,12 +97,14 @@ struct Tiles {
         for (int64_t s = 0; s < part.steps; s++) {
             beside(part, s);
             const bf16 *w = (const bf16*)part.weight + s * kStepSize, *rows = x + s * kStepSize;
+            if (Near) fetch_block(w);
             _tile_loadd(6, w, 64);
             if constexpr (Streamed)
                 _tile_stream_loadd(4, rows, 64);
             else
                 _tile_loadd(4, rows, 64);
             _tile_dpbf16ps(0, 4, 6);
+            if (Near) fetch_block(w + kTileSize);
             _tile_loadd(7, w + kTileSize, 64);
             _tile_dpbf16ps(1, 4, 7);
             if constexpr (M == 2) {
