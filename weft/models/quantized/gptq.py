@@ -15,7 +15,7 @@ OTHER_PRODUCTS = ("rotation", "adapter", "is_marlin_format")
 
 
 class GptqFormat:
-    """4 or 8 bits, zero points as stored (whatever `sym` says), in groups of inputs in any order (`desc_act`).
+    """4 or 8 bits, zero points as stored (`sym` does not matter), in groups of inputs in any order (`desc_act`).
 
     Which modules are quantized, also by exceptions in `dynamic`, the tensors say.
     """
