@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.cluster.test_router import Front, prompt
@@ -114,3 +116,10 @@ def test_background_that_gets_nothing_beside_foreground_goes_anywhere_else() -> 
     assert {routed.engine for routed in routes(front, ["batch"] * 9)} == {1 - chat.engine}
     routes(front, ["latency"] * 20)
     assert routes(front, ["batch"])[0].engine in (0, 1)
+    never = VIEW._replace(held_factor=math.inf)
+    busy = Work(rows=40, kv_tokens=400)
+    # Foreground is not lengthened at all: a step of three of its rows takes 13 ms.
+    own_s = 0.042 + 20 * 0.013
+    found_s = foreground_s(never._replace(max_running=100), Work(rows=2, kv_tokens=64), busy, REQUEST, 0.0)
+    assert found_s == pytest.approx(own_s * (1 + 1 / 3))
+    assert background_s(never, busy, Work(), REQUEST) == math.inf

@@ -92,7 +92,7 @@ def foreground_s(view: EngineView, foreground: Work, background: Work, request: 
     with_it = foreground.plus(request)
     step_s = _step_s(view, with_it, background)
     if background.rows and view.held_factor > 1.0:
-        most = view.held_factor / (view.held_factor - 1.0)
+        most = 1.0 / (1.0 - 1.0 / view.held_factor)
         step_s = min(step_s, most * _step_s(view, with_it, Work()))
     own_s = forward.predict_s(request.prompt) + _outputs(view, with_it.rows, request) * step_s
     # Of outputs that end at independent times, the last of n ends after n / (n + 1) of an output: from then on the
@@ -110,7 +110,8 @@ def background_s(view: EngineView, foreground: Work, background: Work, request: 
     step_s = _step_s(view, foreground, with_it)
     if factor > 1.0:
         beside_s = step_s - _step_s(view, foreground, Work())
-        step_s = max(step_s, factor * beside_s)
+        if beside_s > 0.0:  # the factor may be infinite
+            step_s = max(step_s, factor * beside_s)
     prompts_s = _prompts_s(view, background) + forward.predict_s(request.prompt)
     outputs = _outputs(view, foreground.rows + with_it.rows, request)
     return _prompts_s(view, foreground) + factor * prompts_s + outputs * step_s

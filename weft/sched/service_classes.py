@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 from weft.core.cost.model import StepShape
-from weft.core.objectives import Objective
+from weft.core.objectives import BACKGROUND, Objective
 from weft.core.step import I32, Bool
 from weft.sched.in_flight import InFlight
 from weft.sched.sequence import GenerateOp, Sequence, SequenceState
@@ -71,7 +71,7 @@ class ServiceClasses:
         self._others[sequence.seq] = sequence
         self.is_active = True
         sequence.service = SERVICE[sequence.objective]
-        sequence.is_background = sequence.service > LATENCY
+        sequence.is_background = sequence.objective in BACKGROUND
         if sequence.objective == "deadline":
             heapq.heappush(self._deadlines, (0.0, sequence.seq, sequence))
 

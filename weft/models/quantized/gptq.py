@@ -11,7 +11,7 @@ from weft.models.quantized.settings import QuantizationSettings, refusal
 
 BITS = (4, 8)
 OTHER_PRODUCTS = ("rotation", "adapter", "is_marlin_format")
-"""QuantizationSettings under which a product is not that with the expanded weight, or the layout another one."""
+"""Settings under which a product is not that with the expanded weight, or the layout another one."""
 
 
 class GptqFormat:
