@@ -256,6 +256,8 @@ class KVCache:
             self._writer.withdraw(table)
         if table.node.open_tails:
             self._writer.unpublish_tail(table)
+        if len(table.pages) <= keep and whole >= table.num_indexed:
+            return
         for page in table.pages[max(keep, table.num_indexed) :]:
             self.tiers.drop_ref(page, now)
         if whole < table.num_indexed:
@@ -382,12 +384,18 @@ class KVCache:
         """Places in the table, touched by tokens `start` to `end`, whose page is not the table's alone; and how many
         pages there are too few."""
         pages, device = table.pages, self.tiers.device
-        last = -(-end // self.page_size)
+        indexed, refs = device.indexed, device.refs
+        first, last = start // self.page_size, -(-end // self.page_size)
+        fresh = last - len(pages)
+        if fresh <= 0:
+            fresh = 0
+        else:
+            last -= fresh
         shared: list[int] = []
-        for index in range(start // self.page_size, min(last, len(pages))):
-            if device.indexed[pages[index]] or device.refs[pages[index]] > 1:
+        for index in range(first, last):
+            if indexed[pages[index]] or refs[pages[index]] > 1:
                 shared.append(index)
-        return shared, max(last - len(pages), 0)
+        return shared, fresh
 
 
 def _path_pages(node: Node) -> list[int]:

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast
 
 from weft.abi.errors import WeftError
 from weft.config import EMBEDDED_MODEL, ReasoningParserName, ServerConfig, ToolCallParserName
@@ -48,8 +48,9 @@ from weft.programs.builtin.beam import BeamArgs
 from weft.programs.types import Caller, Chunk, CompletionArgs
 from weft.tokenizers.load import load_tokenizer
 from weft.tokenizers.tokenizer import Tokenizer
-from weft.workflow.api import WorkflowHost
-from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
+
+if TYPE_CHECKING:
+    from weft.workflow.api import WorkflowHost
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -144,6 +145,10 @@ class LLM:
 
     def workflow_host(self) -> WorkflowHost:
         """Where the workflows that are given this object as `on` run: on its model and its event loop."""
+        # Workflows need a database and an HTTP client, whose imports would take a fifth of the time to a first token.
+        from weft.workflow.api import WorkflowHost
+        from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
+
         return WorkflowHost(
             self._thread,
             EndpointBackend(self._models),

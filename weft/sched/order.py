@@ -232,6 +232,8 @@ class _Lane:
             return newcomer
         oldest = longest if self.by_age[0][3] is longest[4] else _oldest(self.by_age)
         assert oldest is not None, "every return is in both heaps"
+        if newcomer is None and oldest is longest:
+            return longest
         newcomer_key = math.inf if newcomer is None else max(newcomer[0], self._newcomer_key)
         return_key = max(longest[0], self._return_key)
         if self._num_owed > 0 or oldest[0] < min(newcomer_key, return_key):
@@ -306,6 +308,13 @@ class _Level:
 
     def next(self, but: Collection[str]) -> Sequence | None:
         """The next sequence of the level, of tenants that are not in `but`. Their lanes earn nothing meanwhile."""
+        if len(self._turns) == 1 and not (but or self.resumed):  # one lane is busy: the usual case, without the heap
+            lane = self._turns[0][2]
+            entry = lane.first() if lane.returns else _first(lane.newcomers)
+            if entry is not None:
+                if lane.start > self.virtual:
+                    self.virtual = lane.start
+                return entry[4]
         entry = _first_but(self.resumed, but) if self.resumed else None
         held: list[_Lane] = []
         while entry is None and self._turns:

@@ -195,11 +195,14 @@ class StepPlanner:
 
     def _count_chunk(self, sequence: Sequence, start: int, end: int, now: float) -> int:
         """Returns how many of the tokens had KV before."""
-        again = max(0, min(end, sequence.high_water) - start)
+        known, again = sequence.high_water, 0
+        if known > start:
+            again = min(end, known) - start
+            self._log.counters.recomputed_tokens += again
         self._log.counters.prefill_tokens += end - start
-        self._log.counters.recomputed_tokens += again
-        sequence.sources.computed(start, end, sequence.high_water)
-        sequence.high_water = max(sequence.high_water, end)
+        sequence.sources.computed(start, end, known)
+        if end > known:
+            sequence.high_water = end
         if self._log.traces:
             self._log.trace(sequence, "chunk", now, end - start)
         return again
