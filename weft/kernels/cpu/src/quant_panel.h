@@ -122,8 +122,23 @@ struct QuantRows {
     char rest[16 * M];
 };
 
-// sums[m][32] (+)= M rows of x times steps of a panel.
-template <class From, int M>
+// As for `Floats`: one group reads every line once, and lines are fetched so little ahead of their turn.
+constexpr int64_t kNearBlocks = 1 << 10;
+constexpr int64_t kFarBlocks = kNearBlocks + (8 << 10);
+
+// The lines that follow those of a group of a step's 32 inputs, which begin at `sub`.
+template <class From>
+WEFT_INLINE void fetch_ahead(const uint8_t* sub, int group) {
+    constexpr int kLines = (From::kStepBytes / (From::Layout::kInputs / 32) + 63) / 64;
+    for (int line = kLines * group / 8; line < kLines * (group + 1) / 8; line++) {
+        __builtin_prefetch(sub + kNearBlocks + line * 64, 0, 3);
+        __builtin_prefetch(sub + kFarBlocks + line * 64, 0, 2);
+    }
+}
+
+// sums[m][32] (+)= M rows of x times steps of a panel. `Near` lines are fetched a few at a time between the products: a
+// core waits when it has too many reads under way at once.
+template <class From, int M, bool Near>
 __attribute__((noinline)) void quant_panel(const void* x, const PanelPart& part) {
     typedef typename From::Layout L;
     typedef Dots<L> D;
@@ -139,12 +154,12 @@ __attribute__((noinline)) void quant_panel(const void* x, const PanelPart& part)
         const QuantRows<M>* rows = (const QuantRows<M>*)x;
         for (int64_t s = 0; s < part.steps; s++, step += From::kStepBytes)
             for (int sub = 0; sub < kSubs; sub++, rows++) {
-                if (part.fetch && first == 0) {
+                if (!Near && part.fetch && first == 0) {
                     const int64_t from = part.lines * sub / kSubs, to = part.lines * (sub + 1) / kSubs;
                     const char* line = part.fetch + s * part.lines * 64;
-                    for (int64_t i = from; i < to; i++)
-                        part.near ? __builtin_prefetch(line + i * 64, 0, 3) : __builtin_prefetch(line + i * 64, 0, 2);
+                    for (int64_t i = from; i < to; i++) __builtin_prefetch(line + i * 64, 0, 2);
                 }
+#pragma GCC unroll 2
                 for (int p = 0; p < L::kParts; p++) {
                     vi sums[M][N];
                     for (int m = 0; m < M; m++)
@@ -152,6 +167,7 @@ __attribute__((noinline)) void quant_panel(const void* x, const PanelPart& part)
 #pragma GCC unroll 8
                     for (int g = 0; g < kGroups; g++) {
                         const int group = p * kGroups + g;
+                        if (Near && first == 0) fetch_ahead<From>(step + sub * (From::kStepBytes / kSubs), group);
                         typename D::Weight weight[N];
                         for (int n = 0; n < N; n++) weight[n] = D::prepared(From::numbers(step, sub, group, first + n));
                         for (int m = 0; m < M; m++) {
@@ -270,7 +286,7 @@ struct BlockProduct {
     static constexpr int64_t kBlockSteps = L::kInputs == 32 ? 16 : 2;
     static constexpr int64_t kBlockBytes = 1 << 20;
     static constexpr int64_t kExpandGroups = L::kBits == 8 ? 1 << 30 : 3;
-    static constexpr int64_t kNearBytes = 0;
+    static constexpr int64_t kNearBytes = kNearBlocks;
     static constexpr bool kTakesWhenFree = true;
     static constexpr bool kWritesBeside = false;
 
@@ -297,7 +313,10 @@ struct BlockProduct {
         const Value* rows = x + step * kInputs * count;
         with_count<kRowsAtOnce>(count, [&](auto counted) {
             constexpr int M = decltype(counted)::value;
-            expanded ? quant_panel<Unpacked<L>, M>(rows, part) : quant_panel<Packed<L>, M>(rows, part);
+            if (expanded)
+                quant_panel<Unpacked<L>, M, false>(rows, part);
+            else
+                part.near ? quant_panel<Packed<L>, M, true>(rows, part) : quant_panel<Packed<L>, M, false>(rows, part);
         });
     }
 };
