@@ -14,6 +14,7 @@ from weft.engine.profiles import find_profile, saturation_tokens
 from weft.sched.policies import make_policy
 from weft.sched.scheduler import SchedulerConfig
 from weft.tokenizers.load import load_tokenizer
+from weft.tokenizers.tokenizer import Tokenizer
 from weft.worker.build import Progress, load, start_worker, step_tokens
 from weft.worker.identity import identify
 
@@ -21,15 +22,21 @@ _log = logging.getLogger("weft.engine")
 
 
 def build_engine(
-    config: EngineConfig, publish: Publish, progress: Progress | None = None, *, trace: bool = False
+    config: EngineConfig,
+    publish: Publish,
+    progress: Progress | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    trace: bool = False,
 ) -> Engine:
-    """Load the model, size the page pools, start the worker.
+    """Load the model, size the page pools, start the worker. `tokenizer`: the model's, if it is loaded already.
 
     Raises `ModelLoadError` or `ConfigError`, saying what to change.
     """
     loaded = load(config, progress)
     worker = start_worker(config, loaded)
-    tokenizer = load_tokenizer(config.model, config.revision, config.offline)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(config.model, config.revision, config.offline)
     vocab_size = worker.spec.vocab_size
     if tokenizer.vocab_size > vocab_size:
         worker.close()

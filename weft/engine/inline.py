@@ -19,6 +19,7 @@ from weft.core.wire import Command, EngineInfo, Envelope
 from weft.engine.engine import Engine, Publish
 from weft.engine.loop import EngineLoop
 from weft.engine.request_tracker import TrackingClient
+from weft.tokenizers.tokenizer import Tokenizer
 from weft.worker.memory import usable_cores
 from weft.worker.sizing import kernel_environment, kernel_threads
 
@@ -43,16 +44,22 @@ class InlineEngine(TrackingClient):
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, progress: Callable[[int, int], None] | None = None, *, trace: bool = False
+        cls,
+        config: EngineConfig,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        trace: bool = False,
     ) -> InlineEngine:
-        """An engine that loads the configured model when it is first waited for."""
+        """An engine that loads the configured model when it is first waited for. `tokenizer`: the model's, if it is
+        loaded already."""
 
         def build(publish: Publish) -> Engine:
             if "torch" not in sys.modules:
                 os.environ.update(kernel_environment(kernel_threads(config.threads, usable_cores())) | os.environ)
             from weft.engine.build import build_engine  # imports torch, whose threads read the environment when loaded
 
-            return build_engine(config, publish, progress, trace=trace)
+            return build_engine(config, publish, progress, tokenizer=tokenizer, trace=trace)
 
         return cls(build)
 

@@ -7,6 +7,7 @@ no memory that the file does not have.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -39,13 +40,20 @@ class GgufStrings(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | Sequence[str]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        start = self._starts[index] + 8
-        length = int.from_bytes(self._data[start - 8 : start], "little")
-        try:
-            return str(self._data[start : start + length], "utf-8")
-        except UnicodeDecodeError:
-            path, key = self._where
-            raise ModelLoadError(f"{path}: string {index} of {key}, at byte {start}, is not UTF-8") from None
+        return next(self._decoded(index, (self._starts[index],)))
+
+    def __iter__(self) -> Iterator[str]:
+        return self._decoded(0, self._starts)
+
+    def _decoded(self, first: int, starts: Sequence[int]) -> Iterator[str]:
+        """The strings whose lengths stand at `starts`; `first` is the index of the first."""
+        data, length = self._data, struct.Struct("<Q").unpack_from
+        for index, at in enumerate(starts, first):
+            try:
+                yield str(data[at + 8 : at + 8 + length(data, at)[0]], "utf-8")
+            except UnicodeDecodeError:
+                path, key = self._where
+                raise ModelLoadError(f"{path}: string {index} of {key}, at byte {at + 8}, is not UTF-8") from None
 
 
 class Metadata(Mapping[str, Any]):

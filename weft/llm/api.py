@@ -88,7 +88,10 @@ class LLM:
             config.model, config.revision, config.offline, generation_config=config.generation_config == "auto"
         )
         dialect = dialect_of(tokenizer, tool_call_parser, reasoning_parser)
-        self._start(lambda: InlineEngine.from_config(config, load_progress), tokenizer, dialect, config.max_waiting)
+        self._start(
+            lambda: InlineEngine.from_config(config, load_progress, tokenizer=tokenizer),
+            *(tokenizer, dialect, config.max_waiting),
+        )
         path = find_model(config.model, config.revision, files=(), offline=True)
         # Defaults of sampling and the longest answer are of the answer too, and so are the parsers of its text.
         settings = (

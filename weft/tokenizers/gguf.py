@@ -143,7 +143,7 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> tuple[tokenizers.Token
     merges = []
     for i, merge in enumerate(file.metadata.strings("tokenizer.ggml.merges")):
         left, _, right = merge.partition(" ")
-        if not {left, right, left + right} <= vocab.keys():
+        if left not in vocab or right not in vocab or left + right not in vocab:
             raise ModelLoadError(
                 f"{file.path}: entry {i} of tokenizer.ggml.merges, {merge!r:.100}, is not two tokens that make a third"
             )
