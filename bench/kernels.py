@@ -30,7 +30,7 @@ from weft.cli import probe
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.core.step import ForwardBatch
-from weft.gguf.types import BLOCK_BYTES
+from weft.gguf.types import BY_NAME, GROUPS
 from weft.kernels import shared_chunks
 from weft.kernels.batch import AttentionBatch, lower
 from weft.kernels.block_weights import BLOCK_TYPES, BlockPart, BlockWeight, stored_size
@@ -124,10 +124,13 @@ def block_products(kernels: ops.CpuKernels, kind: str, rows: int) -> Products:
         part = BlockPart(kind, outputs)
         for _ in range(LAYERS * BLOCK_REPEATS):
             data = torch.randint(0, 256, (stored_size(part, inputs),), dtype=torch.uint8)
-            blocks = data.view(-1, BLOCK_BYTES[kind])
-            first, count = SCALES[kind]
-            for i in range(count):
-                blocks[:, first + 2 * i : first + 2 * i + 2] = scale
+            blocks = data.view(-1, BY_NAME[kind].num_bytes)
+            if kind in GROUPS:
+                blocks[:, :4] = torch.tensor([0.01]).view(torch.uint8)
+            else:
+                first, count = SCALES[kind]
+                for i in range(count):
+                    blocks[:, first + 2 * i : first + 2 * i + 2] = scale
             packed = kernels.pack_weight(BlockWeight.of(data, [part], inputs))
             assert isinstance(packed, BlockWeight)
             weights.append((x, packed))

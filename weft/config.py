@@ -76,8 +76,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keep `dtype`. int4: in blocks of 32 or 256 inputs; activations are rounded to 8 bits. KV, embeddings and the output
     head keep `dtype`."""
     quantized_blocks: QuantizedBlocks = "auto"
-    """auto: matrices in quantized blocks of a GGUF file stay in them where kernels multiply with them, with activations
-    rounded to 8 bits; expand: they become `dtype` when they are loaded."""
+    """auto: matrices in quantized blocks of a GGUF file, and those of 4 bits of a safetensors checkpoint, stay so where
+    kernels multiply with them, with activations rounded to 8 bits; expand: they become `dtype` when they are loaded."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     page_size: int = 16
     kv_cache_bytes: int | None = None

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from weft.gguf.types import TYPES, TensorType
+from weft.gguf.types import BY_NAME, GROUPS
 from weft.kernels.block_weights import BlockPart, BlockWeight
 from weft.kernels.cpu import library, ops
 
-KINDS: dict[str, TensorType] = {kind.name: kind for kind in TYPES.values()}
 SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Where the float16 scales of a block are."""
 
@@ -34,9 +33,12 @@ def name_of(kernels: ops.CpuKernels) -> str:
 def random_bytes(kind: str, outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
     """Blocks of random bytes with small scales of both signs, as one tensor."""
     generator = np.random.default_rng(seed)
-    count = outputs * inputs // KINDS[kind].numbers
-    blocks = generator.integers(0, 256, (count, KINDS[kind].num_bytes), dtype=np.uint8)
-    for first in SCALES[kind]:
+    count = outputs * inputs // BY_NAME[kind].numbers
+    blocks = generator.integers(0, 256, (count, BY_NAME[kind].num_bytes), dtype=np.uint8)
+    if kind in GROUPS:
+        blocks[:, :4] = (generator.normal(size=(count, 1)) * 0.01).astype(np.float32).view(np.uint8)
+        blocks[:, 4] = generator.integers(0, 17, count)
+    for first in SCALES.get(kind, ()):
         scales = (generator.normal(size=(count, 1)) * 0.01).astype(np.float16)
         blocks[:, first : first + 2] = scales.view(np.uint8)
     return torch.from_numpy(blocks.reshape(-1))

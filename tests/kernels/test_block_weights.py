@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.blocks import KINDS, SCALES, all_kernels, name_of, random_block_weight
+from tests.kernels.blocks import SCALES, all_kernels, name_of, random_block_weight
+from weft.gguf.types import BY_NAME, GROUPS
 from weft.kernels import reference, torch_ops
-from weft.kernels.block_weights import BlockPart, BlockWeight, expand_rows, packed_size, quantize_rows
+from weft.kernels.block_weights import BLOCK_TYPES, BlockPart, BlockWeight, expand_rows, packed_size, quantize_rows
 from weft.kernels.cpu import library
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -18,7 +19,7 @@ BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 2**-7}
 """Largest difference from the reference, relative to the largest value of it: sums of floats are in another order."""
 KERNELS = all_kernels()
 levels = pytest.mark.parametrize("kernels", KERNELS, ids=[name_of(kernels) for kernels in KERNELS])
-kinds = pytest.mark.parametrize("kind", SCALES)
+kinds = pytest.mark.parametrize("kind", BLOCK_TYPES)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 
 
@@ -168,12 +169,16 @@ def extreme_weight(kind: str, values: torch.Tensor) -> BlockWeight:
     """A weight of these numbers, [O, I], each the least (0) or the largest (1) of the type, with scales that are
     powers of two, so that every sum is exact in float32."""
     outputs, inputs = values.shape
-    numbers = KINDS[kind].numbers
+    numbers = BY_NAME[kind].numbers
     bits = values.view(-1, numbers).to(torch.uint8)
-    blocks = torch.zeros(len(bits), KINDS[kind].num_bytes, dtype=torch.uint8)
-    for at in SCALES[kind]:
+    blocks = torch.zeros(len(bits), BY_NAME[kind].num_bytes, dtype=torch.uint8)
+    for at in SCALES.get(kind, ()):
         blocks[:, at + 1] = 0x14  # 2**-10
-    if kind == "Q8_0":
+    if kind in GROUPS:
+        blocks[:, :4], blocks[:, 4] = torch.tensor([2.0**-10]).view(torch.uint8), 8
+        halves = bits.view(len(bits), -1, 2, 16) * 15
+        blocks[:, 8:] = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+    elif kind == "Q8_0":
         blocks[:, 2:] = bits + 127  # 127, or -128
     elif kind == "Q4_0":
         blocks[:, 2:] = bits[:, :16] * 15 | bits[:, 16:] * 15 << 4

@@ -47,6 +47,10 @@ def test_values_by_hand() -> None:
     got = expand("Q4_K", one(half + half + scales + quants))[0].view(8, 32)
     assert got[5].tolist() == [0.5 * 33 * 7 - 0.5 * 18] * 32
     assert not got[[0, 2, 3, 4, 6, 7]].any()
+    # Of a group, the scale, a zero point of 3, and in every second 16 numbers of 15.
+    group = np.array([0.25], np.float32).tobytes() + bytes([3, 0, 0, 0]) + bytes([0xF1] * 64)
+    assert expand("INT4_G128", one(group)).tolist() == [([-0.5] * 16 + [3.0] * 16) * 4]
+    assert expand("INT4_G32", one(group[:24])).tolist() == [[-0.5] * 16 + [3.0] * 16]
 
 
 def one(block: bytes | bytearray) -> torch.Tensor:

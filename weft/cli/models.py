@@ -13,7 +13,7 @@ import typer
 
 from weft.abi.errors import ModelLoadError, WeftError
 from weft.config import EMBEDDED_MODEL
-from weft.gguf.types import BLOCK_BYTES, PACKED_BYTES, PACKED_ROWS
+from weft.gguf.types import BY_NAME, PACKED_BYTES, PACKED_ROWS
 
 if TYPE_CHECKING:
     from weft.gguf.file import GgufTensor
@@ -146,7 +146,8 @@ def _of_folder(folder: Path) -> dict[str, Any]:
         infos = (tensors if form is None else checkpoint_tensors(tensors, form).infos).values()
     except WeftError as error:
         return {**found, "format": "safetensors", "bits": None, "memory_bytes": None, "error": error.message}
-    return {**found, **_of_tensors("safetensors", [(info.dtype, info) for info in infos], dtype or "float32")}
+    stored = [(info.dtype, info.blocks, info) for info in infos]
+    return {**found, **_of_tensors("safetensors", stored, dtype or "float32")}
 
 
 def _of_file(path: Path) -> dict[str, Any]:
@@ -161,9 +162,9 @@ def _of_file(path: Path) -> dict[str, Any]:
         raw = config_of(file)
     except WeftError as error:
         return {**empty, "bytes": size, "format": "GGUF", "error": error.message}
-    tensors = [(tensor.type.name, tensor) for tensor in file.tensors.values()]
+    tensors = [(tensor.type.name, tensor.type.name, tensor) for tensor in file.tensors.values()]
     return {
-        "bytes": sum(part.stat().st_size for part in {tensor.file for _, tensor in tensors}),
+        "bytes": sum(part.stat().st_size for part in {tensor.file for *_, tensor in tensors}),
         "architecture": raw["architectures"][0],
         "dtype": raw["dtype"],
         "max_context": raw["max_position_embeddings"],
@@ -171,16 +172,20 @@ def _of_file(path: Path) -> dict[str, Any]:
     }
 
 
-def _of_tensors(kind: str, tensors: Iterable[tuple[str, TensorInfo | GgufTensor]], dtype: Any) -> dict[str, Any]:
-    """Format, bits per weight, and bytes in memory, of tensors with the names of their types."""
+def _of_tensors(
+    kind: str, tensors: Iterable[tuple[str, str | None, TensorInfo | GgufTensor]], dtype: Any
+) -> dict[str, Any]:
+    """Format, bits per weight, and bytes in memory, of tensors with the names of their types and of the types of blocks
+    that kernels read."""
     stored: Counter[str] = Counter()
     numbers = in_blocks = block_bytes = 0
-    for name, tensor in tensors:
+    for name, blocks, tensor in tensors:
+        size = math.prod(tensor.shape)
         stored[name] += tensor.num_bytes
-        numbers += math.prod(tensor.shape)
-        if name in PACKED_BYTES:
-            in_blocks += math.prod(tensor.shape)
-            block_bytes += tensor.num_bytes // BLOCK_BYTES[name] * PACKED_BYTES[name] // PACKED_ROWS
+        numbers += size
+        if blocks is not None and blocks in PACKED_BYTES:
+            in_blocks += size
+            block_bytes += size // BY_NAME[blocks].numbers * PACKED_BYTES[blocks] // PACKED_ROWS
     item_bytes = ITEM_BYTES.get(str(dtype).removeprefix("torch."))
     return {
         "format": " ".join([kind, *(name for name, _ in stored.most_common(1))]),

@@ -45,7 +45,7 @@ FLAGS: Mapping[str, Flag] = {
     "engine.quantized_blocks": Flag(
         ("--quantized-blocks",),
         str,
-        "Compute on the quantized blocks of a GGUF file where kernels can (auto), or expand them. (auto)",
+        "Compute on quantized blocks and matrices of 4 bits where kernels can (auto), or expand them. (auto)",
         "auto|expand",
     ),
     "engine.device": Flag(("--device",), str, "Device that the model runs on.", "auto|cpu|cuda"),

@@ -1,4 +1,5 @@
-"""The types that tensors of a GGUF file may have: number, name, and the size of a block.
+"""The types that tensors of a GGUF file may have: number, name, and the size of a block; and types of blocks that
+only weights from other files are put in.
 
 The layouts of the blocks are the matter of `weft.kernels.quantized_blocks`.
 """
@@ -30,9 +31,22 @@ TYPES: Mapping[int, TensorType] = {
     30: TensorType("BF16", 1, 2),
 }
 """By number; those that are supported."""
-BLOCK_BYTES: Mapping[str, int] = {kind.name: kind.num_bytes for kind in TYPES.values()}
+GROUPS: Mapping[str, TensorType] = {
+    "INT4_G32": TensorType("INT4_G32", 32, 24),
+    "INT4_G128": TensorType("INT4_G128", 128, 72),
+}
+"""Groups of numbers of 4 bits, which no GGUF file has."""
+BY_NAME: Mapping[str, TensorType] = {**{kind.name: kind for kind in TYPES.values()}, **GROUPS}
 PACKED_ROWS = 32
-PACKED_BYTES: Mapping[str, int] = {"Q8_0": 1088, "Q4_0": 576, "Q4_K": 4736, "Q5_K": 5760, "Q6_K": 6720}
+PACKED_BYTES: Mapping[str, int] = {
+    "Q8_0": 1088,
+    "Q4_0": 576,
+    "Q4_K": 4736,
+    "Q5_K": 5760,
+    "Q6_K": 6720,
+    "INT4_G32": 672,
+    "INT4_G128": 2208,
+}
 """Bytes that `PACKED_ROWS` blocks take, one of each of as many rows, in the order in which kernels read them; of the
 types for which there are kernels."""
 TYPE_NAMES = tuple(kind.name for kind in TYPES.values())

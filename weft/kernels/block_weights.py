@@ -7,13 +7,13 @@ nearly the same logits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from weft.gguf.types import PACKED_BYTES, PACKED_ROWS, TYPES, TensorType
+from weft.gguf.types import BY_NAME, GROUPS, PACKED_BYTES, PACKED_ROWS
 from weft.kernels.quantized_blocks import expand
 
 PANEL = PACKED_ROWS
@@ -22,7 +22,6 @@ LARGEST = 127
 """Of a quantized activation, in both directions."""
 LEAST_MAGNITUDE = 2.0**-100
 """A block of activations without a magnitude as large as this is zeros: the inverse of its scale may overflow."""
-_BY_NAME: Mapping[str, TensorType] = {kind.name: kind for kind in TYPES.values()}
 BLOCK_TYPES = {kind: number for number, kind in enumerate(PACKED_BYTES, 1)}
 """Types that kernels multiply with: their numbers in the library (`BlockType`)."""
 
@@ -38,8 +37,9 @@ class BlockPart(NamedTuple):
 class BlockWeight(Tensor):
     """A weight [O, I] in quantized blocks: a uint8 tensor of one dimension that knows what its bytes are.
 
-    Not packed, it is its parts one after the other, each [outputs, blocks of a row, bytes of a block] as in a GGUF
-    file. Only `linear`, `gated_linear`, `linear_rms_norm`, `take_rows` and `pack_weight` read it.
+    Not packed, it is its parts one after the other, each [outputs, blocks of a row, bytes of a block] as
+    `quantized_blocks` describes them. Only `linear`, `gated_linear`, `linear_rms_norm`, `take_rows` and `pack_weight`
+    read it.
     """
 
     parts: tuple[BlockPart, ...]
@@ -83,24 +83,24 @@ def merged(parts: Sequence[BlockPart]) -> tuple[BlockPart, ...]:
 
 
 def stored_size(part: BlockPart, inputs: int) -> int:
-    """Bytes of a part as it is in a file."""
-    kind = _BY_NAME[part.kind]
+    """Bytes of a part that is not packed."""
+    kind = BY_NAME[part.kind]
     return part.outputs * (inputs // kind.numbers) * kind.num_bytes
 
 
 def packed_size(part: BlockPart, inputs: int) -> int:
     """Bytes of a part when it is packed."""
-    return part.outputs // PANEL * (inputs // _BY_NAME[part.kind].numbers) * PACKED_BYTES[part.kind]
+    return part.outputs // PANEL * (inputs // BY_NAME[part.kind].numbers) * PACKED_BYTES[part.kind]
 
 
 def can_pack(part: BlockPart, inputs: int) -> bool:
     """Whether kernels take such a part."""
-    return part.kind in BLOCK_TYPES and part.outputs % PANEL == 0 and inputs % _BY_NAME[part.kind].numbers == 0
+    return part.kind in BLOCK_TYPES and part.outputs % PANEL == 0 and inputs % BY_NAME[part.kind].numbers == 0
 
 
 def expand_rows(data: Tensor, part: BlockPart, inputs: int) -> Tensor:
     """The bytes of a part that is not packed -> what it stands for, [outputs, inputs] float32."""
-    return expand(part.kind, data.view(-1, _BY_NAME[part.kind].num_bytes)).view(-1, inputs)
+    return expand(part.kind, data.view(-1, BY_NAME[part.kind].num_bytes)).view(-1, inputs)
 
 
 class QuantizedRows(NamedTuple):
@@ -115,12 +115,12 @@ class QuantizedRows(NamedTuple):
 def quantize_rows(x: Tensor, kind: str) -> QuantizedRows:
     """x [T, I] in 8 bits, for a product with blocks of type `kind`, as llama.cpp quantizes activations.
 
-    For blocks of 32 numbers, in blocks of 32 whose scale, the largest magnitude over 127, is rounded to 11 bits
+    For blocks of 32 or 128 numbers, in blocks of 32 whose scale, the largest magnitude over 127, is rounded to 11 bits
     afterwards (as in float16, with the range of float32); for blocks of 256, in blocks of 256 and with the inverse of
     the inverse scale. Computed in float32, to the nearest, ties to even. A block with an infinity or a NaN has scale
     NaN and values 0.
     """
-    shared = _BY_NAME[kind].numbers
+    shared = PANEL if kind in GROUPS else BY_NAME[kind].numbers
     blocks = x.to(torch.float32).view(len(x), x.shape[1] // shared, shared)
     largest = blocks.abs().amax(-1)
     inverse = torch.full_like(largest, LARGEST) / largest  # `127 / largest` would be a product with a reciprocal

@@ -1,8 +1,11 @@
-"""Quantized blocks of GGUF files, expanded to float32.
+"""Quantized blocks, expanded to float32: those of GGUF files, and groups of 4 bits as other formats have them.
 
 A block holds consecutive numbers of a row: small integers, and scales for all or for groups of them. Layouts and
 arithmetic are those that ggml defines (`ggml-common.h`, `dequantize_row_*` of `ggml-quants.c`). Products of a scale and
 an integer are exact in float32 for all but Q6_K, so the order of operations matters only there, and follows ggml.
+
+A block of `GROUPS` is a group of 32 or 128 numbers of 4 bits: a float32 scale, a zero point in one byte, three bytes of
+0, and for each 32 numbers 16 bytes as in Q4_0. A number stands for (number - zero point) * scale.
 
 Products that read blocks as they are: `block_weights`.
 """
@@ -14,6 +17,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from weft.gguf.types import GROUPS
+
+GROUP_HEADER = 8
+"""Bytes before the numbers of a group."""
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types whose blocks are one number."""
 
@@ -108,6 +115,14 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return (values * factors[..., None]).flatten(1)
 
 
+def _int4_groups(blocks: Tensor) -> Tensor:
+    """Groups of `GROUPS`."""
+    scales = blocks[:, :4].contiguous().view(torch.float32)
+    zeros = blocks[:, 4:5].to(torch.int16)
+    nibbles = _nibbles(blocks[:, GROUP_HEADER:].view(len(blocks), -1, 16)).flatten(1)
+    return (nibbles.to(torch.int16) - zeros) * scales
+
+
 SCALES: Mapping[str, tuple[int, int]] = {
     "Q8_0": (0, 1),
     "Q4_0": (0, 1),
@@ -115,11 +130,12 @@ SCALES: Mapping[str, tuple[int, int]] = {
     "Q5_K": (0, 2),
     "Q6_K": (208, 1),
 }
-"""Where the scales of a block begin, and how many there are."""
+"""Where the float16 scales of a block begin, and how many there are."""
 _EXPANDERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    **dict.fromkeys(GROUPS, _int4_groups),
 }

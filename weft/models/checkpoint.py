@@ -31,6 +31,8 @@ class TensorInfo(NamedTuple):
     numbers_in: str | None = None
     """Of a quantized matrix, which is small numbers and their scales in several tensors of together `num_bytes`: the
     name in the file of the one with the numbers. None: it is one tensor."""
+    blocks: str | None = None
+    """The type (`weft.kernels.quantized_blocks`) of the blocks that its rows consist of, or become without loss."""
 
 
 class Piece(NamedTuple):
@@ -70,7 +72,7 @@ class Checkpoint(Protocol):
     def pieces(self, names: Collection[str], in_blocks: Collection[str] = ()) -> Iterator[Piece]:
         """The values of these tensors, as wholes or a few rows at a time, in the order in which they lie on disk.
 
-        Those of `in_blocks` (matrices of quantized blocks) are not expanded. Raises `ModelLoadError` for scales that
+        Those of `in_blocks` (matrices with a type of blocks) are not expanded. Raises `ModelLoadError` for scales that
         are not finite.
         """
         ...

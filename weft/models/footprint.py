@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,11 +11,9 @@ import torch
 
 from weft.abi.errors import ConfigError, Unsupported
 from weft.config import Quantization, QuantizedBlocks
-from weft.gguf.types import TYPE_NAMES
 from weft.kernels import dispatch
 from weft.kernels.block_weights import BlockPart, can_pack, merged, packed_size
 from weft.kernels.quantize_int4 import int4_kind
-from weft.kernels.quantized_blocks import PLAIN
 from weft.models.base import ModelSpec
 from weft.models.checkpoint import Checkpoint
 from weft.models.layers.weights import WeightTarget
@@ -73,7 +71,8 @@ def with_settings(
             f"the device is {torch.device(device).type}, the dtype {str(dtype).removeprefix('torch.')}"
         )
     if quantization is None and quantized_blocks == "auto":
-        kept = {info.dtype for info in checkpoint.tensors().values()} & dispatch.block_types(device, dtype)
+        stored = {info.blocks for info in checkpoint.tensors().values() if info.blocks is not None}
+        kept = stored & dispatch.block_types(device, dtype)
     return replace(checkpoint.spec, dtype=dtype, quantization=quantization, block_types=tuple(sorted(kept)))
 
 
@@ -90,26 +89,27 @@ def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device
     expanded: set[str] = set()
     quantized: set[str] = set()
     for target in (target for group in weight_targets(checkpoint, spec) for target in group):
-        stored = [tensors[source.name] for source in target.sources if source.name in tensors]
-        blocks = _blocks_of(info.dtype for info in stored)
-        (kept if target.blocks and spec.quantization is None else expanded).update(blocks)
-        quantized.update(info.dtype for info in stored if info.numbers_in is not None)
+        for info in [tensors[source.name] for source in target.sources if source.name in tensors]:
+            if info.blocks is not None:
+                (kept if target.blocks and spec.quantization is None else expanded).add(info.dtype)
+            elif info.numbers_in is not None:
+                quantized.add(info.dtype)
     if not kept and not expanded and not quantized:
         return None
     said = []
     if quantized:
         said.append(
-            f"{', '.join(sorted(quantized))} expanded to {_format(spec)}, as no kernel computes on such matrices"
+            f"{', '.join(sorted(quantized))} expanded to {_format(replace(spec, block_types=()))}, as no kernel computes on such matrices"
         )
-        if checkpoint.unrounded:
-            dtype = str(spec.dtype).removeprefix("torch.")
-            said.append(
-                f"{' and '.join(checkpoint.unrounded)} in {dtype}, where the checkpoint was made for fewer bits"
-            )
+    # What blocks meet is rounded.
+    unrounded = [what for what in checkpoint.unrounded if what != "activations" or quantized or expanded]
+    if unrounded:
+        dtype = str(spec.dtype).removeprefix("torch.")
+        said.append(f"{' and '.join(unrounded)} in {dtype}, where the checkpoint was made for fewer bits")
     if kept:
         said.append(f"{', '.join(sorted(kept))} stay in blocks, which activations meet in 8 bits")
     if expanded:
-        said.append(f"{', '.join(sorted(expanded))} expanded to {_format(spec)}, {_why_expanded(spec, device)}")
+        said.append(f"{', '.join(sorted(expanded))} expanded to {_format(replace(spec, block_types=()))}, {_why_expanded(spec, device)}")
     stored_bytes = sum(info.num_bytes for info in tensors.values())
     return (
         f"{'; '.join(said)}: {stored_bytes / GIB:.2f} GiB of weights on disk, "
@@ -125,10 +125,6 @@ def _why_expanded(spec: ModelSpec, device: torch.device | str) -> str:
     return "as no kernel computes on such blocks"
 
 
-def _blocks_of(types: Iterable[str]) -> set[str]:
-    return {name for name in types if name in TYPE_NAMES and name not in PLAIN}
-
-
 def _as_stored(target: WeightTarget, checkpoint: Checkpoint, spec: ModelSpec) -> WeightTarget:
     sources = tuple(source._replace(name=checkpoint.stored_name(source.name)) for source in target.sources)
     target = target._replace(sources=sources)
@@ -137,7 +133,7 @@ def _as_stored(target: WeightTarget, checkpoint: Checkpoint, spec: ModelSpec) ->
     if not spec.block_types or len(target.shape) != 2:
         return target
     tensors = checkpoint.tensors()
-    types = [tensors[source.name].dtype if source.name in tensors else "" for source in sources]
+    types = [tensors[source.name].blocks or "" if source.name in tensors else "" for source in sources]
     parts = tuple(BlockPart(kind, source.rows) for kind, source in zip(types, sources, strict=True))
     fit = set(types) <= set(spec.block_types) and all(can_pack(part, target.shape[1]) for part in merged(parts))
     return target._replace(blocks=parts, packed=True) if fit else target

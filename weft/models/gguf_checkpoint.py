@@ -82,7 +82,10 @@ class GgufCheckpoint:
     @functools.cached_property
     def _infos(self) -> Mapping[str, TensorInfo]:
         return {
-            name: TensorInfo(tensor.file, tensor.type.name, tensor.shape, tensor.num_bytes, tensor.offset)
+            name: TensorInfo(
+                *(tensor.file, tensor.type.name, tensor.shape, tensor.num_bytes, tensor.offset),
+                blocks=None if tensor.type.name in PLAIN else tensor.type.name,
+            )
             for name, tensor in self._file.tensors.items()
             if name != gguf_config.ROPE_FACTORS
         }

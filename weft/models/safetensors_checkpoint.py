@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from weft.abi.errors import ModelLoadError
 from weft.models.checkpoint import Piece, TensorInfo
 from weft.models.quantized.expand import expand
+from weft.models.quantized.expand import in_blocks as matrix_in_blocks
 from weft.models.quantized.formats import CheckpointTensors, checkpoint_tensors, quantized_format, without_zero_biases
 from weft.models.quantized.matrix import StoredTensor
 from weft.models.registry import family_of
@@ -81,6 +82,8 @@ class SafetensorsCheckpoint:
                     matrix = self._stored.matrices.get(name)
                     if matrix is None:
                         yield Piece(name, 0, opened.read(StoredTensor(name, self._stored.infos[name])))
+                    elif name in in_blocks and (kind := matrix.block_type) is not None:
+                        yield from matrix_in_blocks(matrix, kind, opened.read)
                     else:
                         yield from expand(matrix, opened.read)
 

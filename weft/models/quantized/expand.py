@@ -1,4 +1,4 @@
-"""Computes the numbers of quantized matrices, a few rows at a time.
+"""Computes the numbers of quantized matrices, or puts them in blocks, a few rows at a time.
 
 An integer of 8 bits times a scale in float16 is exact in float32; other products are rounded once, to float32.
 """
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from weft.gguf.types import GROUPS
+from weft.kernels.quantized_blocks import GROUP_HEADER
 from weft.models.checkpoint import PIECE_NUMBERS, Piece
 from weft.models.quantized.matrix import QuantizedMatrix, StoredTensor
 
@@ -29,15 +31,37 @@ def expand(weight: QuantizedMatrix, read: Callable[[StoredTensor], Tensor]) -> I
     stored, scales, zeros, groups = read(weight.numbers), _scales(weight, read), _zeros(weight, read), None
     if weight.groups is not None:
         groups = _groups(weight, weight.groups, read)
-    step = max(1, PIECE_NUMBERS // max(1, inputs) // AWQ_OUTPUTS) * AWQ_OUTPUTS
-    for first in range(0, outputs, step):
-        last = min(first + step, outputs)
-        values = _NUMBERS[weight.layout](stored, slice(first, last), weight.bits)[:, :inputs].to(torch.float32)
-        blocks = torch.arange(first, last) // weight.block[0]
+    for rows in _pieces_of_rows(outputs, inputs):
+        values = _NUMBERS[weight.layout](stored, rows, weight.bits)[:, :inputs].to(torch.float32)
+        blocks = torch.arange(rows.start, rows.stop) // weight.block[0]
         if weight.zero:
             values.sub_(weight.zero)
         offsets = None if zeros is None else zeros[blocks]
-        yield Piece(weight.name, first, _scaled(values, scales[blocks], offsets, weight.block[1], groups))
+        yield Piece(weight.name, rows.start, _scaled(values, scales[blocks], offsets, weight.block[1], groups))
+
+
+def in_blocks(weight: QuantizedMatrix, kind: str, read: Callable[[StoredTensor], Tensor]) -> Iterator[Piece]:
+    """As `expand`, in blocks of type `kind`, one of `GROUPS`: uint8 [rows, bytes of a row]."""
+    outputs, inputs = weight.shape
+    numbers, block_bytes = GROUPS[kind].numbers, GROUPS[kind].num_bytes
+    stored, scales, zeros = read(weight.numbers), _scales(weight, read), _zeros(weight, read)
+    if weight.groups is not None:
+        _groups(weight, weight.groups, read)  # raises unless they are in order
+    columns = torch.arange(0, inputs, numbers) // weight.block[1]
+    for rows in _pieces_of_rows(outputs, inputs):
+        values = _NUMBERS[weight.layout](stored, rows, weight.bits)[:, :inputs].to(torch.uint8)
+        halves = values.reshape(len(values), -1, 2, 16)
+        blocks = torch.zeros(len(values), len(columns), block_bytes, dtype=torch.uint8)
+        blocks[..., :4] = scales[rows][:, columns, None].view(torch.uint8)
+        blocks[..., 4] = weight.zero if zeros is None else zeros[rows][:, columns].to(torch.uint8)
+        blocks[..., GROUP_HEADER:] = (halves[:, :, 0] | halves[:, :, 1] << 4).view(len(values), len(columns), -1)
+        yield Piece(weight.name, rows.start, blocks.flatten(1))
+
+
+def _pieces_of_rows(outputs: int, inputs: int) -> Iterator[slice]:
+    step = max(1, PIECE_NUMBERS // max(1, inputs) // AWQ_OUTPUTS) * AWQ_OUTPUTS
+    for first in range(0, outputs, step):
+        yield slice(first, min(first + step, outputs))
 
 
 def _scaled(values: Tensor, scales: Tensor, zeros: Tensor | None, size: int, groups: Tensor | None) -> Tensor:

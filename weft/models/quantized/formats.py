@@ -103,5 +103,7 @@ def _info(weight: QuantizedMatrix) -> TensorInfo:
     numbers = weight.numbers
     num_bytes = sum(part.info.num_bytes for part in weight.parts())
     return TensorInfo(
-        numbers.info.file, weight.format, weight.shape, num_bytes, numbers.info.offset, numbers_in=numbers.name
+        *(numbers.info.file, weight.format, weight.shape, num_bytes, numbers.info.offset),
+        numbers_in=numbers.name,
+        blocks=weight.block_type,
     )

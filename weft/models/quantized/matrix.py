@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from weft.abi.errors import ModelLoadError
+from weft.gguf.types import GROUPS
 from weft.models.checkpoint import TensorInfo
 
 SCALE_DTYPES = ("F32", "F16", "BF16")
+GROUP_BITS = 4
+"""Of the numbers of `GROUPS`."""
 WORD = 32
 """Bits of the I32 words that numbers are packed in."""
 
@@ -71,6 +74,16 @@ class QuantizedMatrix:
     def grid(self) -> tuple[int, int]:
         """Rows and columns of blocks."""
         return -(-self.shape[0] // self.block[0]), -(-self.shape[1] // self.block[1])
+
+    @property
+    def block_type(self) -> str | None:
+        """The type of quantized blocks that the matrix becomes without loss; None: it has to be expanded."""
+        rows, inputs = self.block
+        is_ordered = self.groups is None or not self.any_order
+        if self.bits != GROUP_BITS or rows != 1 or not is_ordered:
+            return None
+        fitting = [kind for kind in GROUPS.values() if not inputs % kind.numbers and not self.shape[1] % kind.numbers]
+        return max(fitting, key=lambda kind: kind.numbers).name if fitting else None
 
     def parts(self) -> list[StoredTensor]:
         """All tensors that the values depend on."""

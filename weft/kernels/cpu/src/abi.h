@@ -11,7 +11,7 @@ constexpr int kAbiVersion = 12;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 // Types of quantized blocks; quant_layout.h has their layouts.
-enum BlockType : int { kQ8_0 = 1, kQ4_0 = 2, kQ4_K = 3, kQ5_K = 4, kQ6_K = 5 };
+enum BlockType : int { kQ8_0 = 1, kQ4_0 = 2, kQ4_K = 3, kQ5_K = 4, kQ6_K = 5, kInt4G32 = 6, kInt4G128 = 7 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512f = 2, kAvx512 = 3, kAmx = 4 };
 
 // bfloat16 as stored; arithmetic happens in float.

@@ -31,6 +31,8 @@ struct Block {
     uint8_t numbers[256];
     uint16_t scale, minimum_scale;
     uint8_t scales[16], minima[8];
+    float whole_scale;  // where there is a zero point
+    uint8_t zero;
 };
 
 void take_apart(Q8_0, const uint8_t* from, Block& to) {
@@ -85,6 +87,20 @@ void take_apart(Q6_K, const uint8_t* from, Block& to) {
     std::memcpy(&to.scale, from + 208, 2);
 }
 
+template <class L>
+void take_groups(const uint8_t* from, Block& to) {
+    std::memcpy(&to.whole_scale, from, 4);
+    to.zero = from[4];
+    for (int i = 0; i < L::kInputs / 2; i++) {
+        to.numbers[i / 16 * 32 + i % 16] = from[8 + i] & 15;
+        to.numbers[i / 16 * 32 + 16 + i % 16] = from[8 + i] >> 4;
+    }
+}
+
+void take_apart(Int4G32, const uint8_t* from, Block& to) { take_groups<Int4G32>(from, to); }
+
+void take_apart(Int4G128, const uint8_t* from, Block& to) { take_groups<Int4G128>(from, to); }
+
 // Puts the block of output `o` of a panel into a step, which is zeros where nothing was put yet.
 template <class L>
 void put(const Block& block, int o, uint8_t* step) {
@@ -110,8 +126,13 @@ void put(const Block& block, int o, uint8_t* step) {
         if (L::kBits == 6) add(to + 512 + group % 2 * 128, upper << (group / 2 * 2));
     }
     uint8_t* at = step + kScalesAt<L>;
+    if (L::kZeros) {
+        std::memcpy(at + 4 * o, &block.whole_scale, 4);
+        at[128 + o] = block.zero;
+        return;
+    }
     std::memcpy(at + 2 * o, &block.scale, 2);
-    if (L::kInputs == 32) return;
+    if (!L::kFactors) return;
     if (L::kMinima) std::memcpy(at + 64 + 2 * o, &block.minimum_scale, 2);
     uint8_t* scales = at + (L::kMinima ? 128 : 64);
     for (int i = 0; i < (L::kMinima ? 8 : 16); i++) scales[i * 32 + o] = block.scales[i];
@@ -127,10 +148,15 @@ float value_at(const uint8_t* step, int o, int i) {
     int number = L::kBits == 8 ? from[index] : from[index % 512] >> (index / 512 * 4) & 15;
     if (L::kBits == 5) number |= (from[512 + index % 128] >> group & 1) << 4;
     if (L::kBits == 6) number |= (from[512 + index % 256] >> (index / 256 * 2) & 3) << 4;
+    if (L::kZeros) {
+        float whole;
+        std::memcpy(&whole, at + 4 * o, 4);
+        return (float)(number - (int)at[128 + o]) * whole;
+    }
     uint16_t half;
     std::memcpy(&half, at + 2 * o, 2);
     float scale = float16_value(half);
-    if (L::kInputs == 32) return (float)(number - L::kOffset) * scale;
+    if (!L::kFactors) return (float)(number - L::kOffset) * scale;
     if (!L::kMinima) return (float)(number - L::kOffset) * (scale * (float)(int8_t)at[64 + i / 16 * 32 + o]);
     std::memcpy(&half, at + 64 + 2 * o, 2);
     const int part = i / 32 * 32 + o;

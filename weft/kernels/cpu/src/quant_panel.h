@@ -66,14 +66,16 @@ struct Packed {
 
     static WEFT_INLINE vf scale(const uint8_t* step, int sub, int part, int n) {
         const uint8_t* at = step + kScalesAt<L>;
+        if constexpr (L::kZeros) return load((const float*)at + n * W);
         const vf scales = load_float16((const uint16_t*)at + n * W);
-        if constexpr (L::kInputs == 32) return scales;
+        if constexpr (!L::kFactors) return scales;
         if constexpr (L::kMinima) return scales * load_bytes(at + 128 + sub * 32 + n * W);
         return scales * load((const int8_t*)at + 64 + (sub * 2 + part) * 32 + n * W);
     }
 
     static WEFT_INLINE vf minimum(const uint8_t* step, int sub, int n) {
         const uint8_t* at = step + kScalesAt<L>;
+        if constexpr (L::kZeros) return load((const float*)at + n * W) * load_bytes(at + 128 + n * W);
         return load_float16((const uint16_t*)(at + 64) + n * W) * load_bytes(at + 384 + sub * 32 + n * W);
     }
 };
@@ -283,7 +285,7 @@ struct BlockProduct {
     static constexpr int64_t kInputs = L::kInputs;
     static constexpr int64_t kRowsAtOnce = 6;
     static constexpr bool kEqualGroups = true;
-    static constexpr int64_t kBlockSteps = L::kInputs == 32 ? 16 : 2;
+    static constexpr int64_t kBlockSteps = 512 / L::kInputs;
     static constexpr int64_t kBlockBytes = 1 << 20;
     static constexpr int64_t kExpandGroups = L::kBits == 8 ? 1 << 30 : 3;
     static constexpr int64_t kNearBytes = kNearBlocks;
