@@ -29,8 +29,9 @@ from torch import Tensor
 
 from bench import alone
 from bench.peers.gguf_checkpoint import Precision, gguf_file
+from training.weft_tiny.cases import COLUMNS, TEST, read
 from training.weft_tiny.data import KINDS, held_out
-from training.weft_tiny.evaluate import COLUMNS, Turn, turns_of
+from training.weft_tiny.evaluate import Turn, turns_of
 from training.weft_tiny.render import render
 from training.weft_tiny.tokenizer import IM_END
 from training.weft_tiny.train import ASSET
@@ -90,7 +91,8 @@ RANDOM_TOKENS = 256
 
 @torch.inference_mode()
 def next_token_logprobs(model: LanguageModel, ids: list[int]) -> Tensor:
-    """Log-probabilities of all tokens after each of these, [tokens, vocabulary] float64."""
+    """Log-probabilities of all tokens after each of these, [tokens, vocabulary] float32: those of ten settings are kept
+    at once."""
     count, pages = len(ids), -(-len(ids) // PAGE)
     numbers = np.arange(count, dtype=np.int32)
     forward = ForwardBatch(
@@ -107,7 +109,7 @@ def next_token_logprobs(model: LanguageModel, ids: list[int]) -> Tensor:
     for index, layer in enumerate(model.layers):
         kv = torch.empty(spec.layer_shape(index, pages, PAGE), dtype=spec.dtype)
         x = layer.forward(x, model.provider.layer(index), batch, kv)
-    return model.head(model.final_norm(x)).to(torch.float64).log_softmax(-1)
+    return model.head(model.final_norm(x)).to(torch.float64).log_softmax(-1).float()
 
 
 def load(setting: Setting, checkpoint: Path, folder: Path) -> LoadedModel:
@@ -135,16 +137,17 @@ def distances(checkpoint: Path, folder: Path, texts: list[list[int]]) -> Distanc
     for setting in SETTINGS:
         loaded = load(setting, checkpoint, folder)
         sizes[setting.name] = loaded.num_bytes
-        logprobs[setting] = torch.cat([next_token_logprobs(loaded.model, ids) for ids in texts])
+        logprobs[setting] = [next_token_logprobs(loaded.model, ids) for ids in texts]
     results = {}
     for one, other in PAIRS:
-        got, true = logprobs[one], logprobs[other]
-        divergence = (true.exp() * (true - got)).sum(-1)
+        texts_of = [(got.double(), true.double()) for got, true in zip(logprobs[one], logprobs[other], strict=True)]
+        divergence = torch.cat([(true.exp() * (true - got)).sum(-1) for got, true in texts_of])
+        same = torch.cat([got.argmax(-1) == true.argmax(-1) for got, true in texts_of])
         results[f"{one.name} from {other.name}"] = {
             "tokens": len(divergence),
             "mean_divergence": float(divergence.mean()),
             "largest_divergence": float(divergence.max()),
-            "same_likeliest_token": float((got.argmax(-1) == true.argmax(-1)).double().mean()),
+            "same_likeliest_token": float(same.double().mean()),
         }
     return Distances(results, sizes)
 
@@ -168,8 +171,8 @@ def answers(cases: int, tokenizer: Tokenizer, threads: int) -> dict[str, dict[st
     """Column -> kind -> shares of right answers of each setting, and of equal ones."""
     results: dict[str, dict[str, dict[str, float]]] = {}
     for column in COLUMNS:
-        turns = {kind: turns_of(kind, cases, column == "templates", 0, tokenizer) for kind in KINDS}
-        flat = [turn for kind in KINDS for turn in turns[kind]]
+        frozen = [group[:cases] for (of, _), group in read(TEST).items() if of == column]
+        flat = [turn for group in frozen for turn in turns_of(group, tokenizer)]
         tokens, right = {}, {}
         for setting in ANSWERING:
             tokens[setting.name] = answer(setting, flat, tokenizer, threads)
@@ -181,7 +184,7 @@ def answers(cases: int, tokenizer: Tokenizer, threads: int) -> dict[str, dict[st
             for setting in ANSWERING[1:]
         }
         results[column] = {}
-        for kind in (*KINDS, "all"):
+        for kind in (*dict.fromkeys(turn.kind for turn in flat), "all"):
             chosen = [i for i, turn in enumerate(flat) if kind in (turn.kind, "all")]
             shares = {name: sum(values[i] for i in chosen) / len(chosen) for name, values in (right | same).items()}
             results[column][kind] = {"answers": len(chosen), **shares}
@@ -206,7 +209,7 @@ def table(report: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cases", type=int, default=500, help="of each kind and column; 0: none")
-    parser.add_argument("--texts", type=int, default=50, help="conversations of each kind")
+    parser.add_argument("--texts", type=int, help="conversations of each kind (50), or texts of random tokens (2)")
     parser.add_argument("--shape", choices=SHAPES, help="distances of random weights of this shape, and no answers")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
@@ -218,14 +221,15 @@ def main() -> None:
         folder = Path(scratch)
         if args.shape is None:
             checkpoint = ASSET
+            count = 50 if args.texts is None else args.texts
             texts = [
                 tokenizer.encode(render(case.messages, case.tools), add_special_tokens=False).ids
                 for kind in KINDS
-                for case in held_out(kind, args.texts, templates=False)
+                for case in held_out(kind, count, templates=False)
             ]
         else:
             checkpoint = write_checkpoint(folder / args.shape, SHAPES[args.shape], dtype=torch.bfloat16)
-            size = (args.texts, RANDOM_TOKENS)
+            size = (2 if args.texts is None else args.texts, RANDOM_TOKENS)
             texts = np.random.default_rng(0).integers(0, SHAPES[args.shape]["vocab_size"], size).tolist()
         found = distances(checkpoint, folder, texts)
     asked = args.cases if args.shape is None else 0
