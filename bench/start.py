@@ -4,7 +4,7 @@
                           [--packages DIR] [--json FILE]
 
 A GGUF file with random weights and a byte-level vocabulary of the size of Qwen3's is written once and then read by
-every process, so it is in the page cache. Each run is a new process: `weft.LLM` with a prompt of 16 token ids and one
+every process, and once before each, so it is in the page cache. Each run is a new process: `weft.LLM` with a prompt of 16 token ids and one
 new token, then the same with llama.cpp. Both take turns; one run of each is not counted. Parts are measured inside the
 process: the interpreter's start, imports, tokenizer, weights (read, and arranged for the kernels), engine (pools, one
 step to warm up), first token. llama.cpp reads its tokenizer with the weights.
@@ -61,6 +61,7 @@ def measure(file: Path, args: argparse.Namespace, record: dict[str, Any]) -> Non
     engines = list(ENGINES)
     for number in range(-1, args.runs):
         for engine in [*engines]:
+            _read(file)
             try:
                 parts = start(engine, file, args.threads, args.packages)
             except NotInstalled as error:
@@ -71,6 +72,13 @@ def measure(file: Path, args: argparse.Namespace, record: dict[str, Any]) -> Non
                 record["runs"].setdefault(engine, []).append(parts)
         if number >= 0 and args.json:
             write_record(args.json, record)
+
+
+def _read(file: Path) -> None:
+    """Read a file, so that it is in the page cache: some machines drop what was not used for seconds."""
+    with file.open("rb", buffering=0) as stream:
+        while stream.read(1 << 24):
+            pass
 
 
 def totals(runs: list[Parts]) -> list[float]:
