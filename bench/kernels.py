@@ -17,7 +17,7 @@ import argparse
 import ctypes
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +43,8 @@ PRODUCTS = ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024))
 """(inputs, outputs) of a layer."""
 BLOCK_REPEATS = 2
 """Weights in blocks are small: so many times as many layers, that the last-level cache does not hold them."""
+CACHED_SHAPES, CACHED_RUNS = ((1024, 512),), 100
+"""A weight that stays in the second-level cache, and how often it is multiplied with."""
 NUM_WEIGHTS = sum(inputs * outputs for inputs, outputs in PRODUCTS) * LAYERS
 
 
@@ -115,14 +117,22 @@ def int8_products(kernels: ops.CpuKernels, rows: int) -> Products:
     return Products(run, NUM_WEIGHTS + 4.0 * num_scales, 2.0 * rows * NUM_WEIGHTS)
 
 
-def block_products(kernels: ops.CpuKernels, kind: str, rows: int) -> Products:
-    """All products of the layers, with weights in quantized blocks of a type: random bytes with scales of 0.01."""
+def block_products(
+    kernels: ops.CpuKernels,
+    kind: str,
+    rows: int,
+    shapes: Sequence[tuple[int, int]] = PRODUCTS,
+    repeats: int = LAYERS * BLOCK_REPEATS,
+) -> Products:
+    """Products of these shapes, (inputs, outputs), with weights in quantized blocks of a type: random bytes with scales
+    of 0.01."""
     weights: list[tuple[Tensor, BlockWeight]] = []
+    num_weights = sum(inputs * outputs for inputs, outputs in shapes)
     scale = torch.tensor([0.01], dtype=torch.float16).view(torch.uint8)
-    for inputs, outputs in PRODUCTS:
+    for inputs, outputs in shapes:
         x = torch.randn(rows, inputs).bfloat16()
         part = BlockPart(kind, outputs)
-        for _ in range(LAYERS * BLOCK_REPEATS):
+        for _ in range(repeats):
             data = torch.randint(0, 256, (stored_size(part, inputs),), dtype=torch.uint8)
             blocks = data.view(-1, BY_NAME[kind].num_bytes)
             if kind in GROUPS:
@@ -139,7 +149,7 @@ def block_products(kernels: ops.CpuKernels, kind: str, rows: int) -> Products:
         for x, weight in weights:
             kernels.linear(x, weight)
 
-    return Products(run, sum(weight.numel() for _, weight in weights), 2.0 * rows * NUM_WEIGHTS * BLOCK_REPEATS)
+    return Products(run, sum(weight.numel() for _, weight in weights), 2.0 * rows * num_weights * repeats)
 
 
 def attention(kernels: ops.CpuKernels, batch: AttentionBatch, pages: int) -> Callable[[], object]:
@@ -280,7 +290,9 @@ def compare_kernels(threads: int, kernels: ops.CpuKernels, compare: Compare, rat
 
 
 def compare_blocks(threads: int, kernels: ops.CpuKernels, compare: Compare, ratio: Ratio) -> None:
-    """Products with quantized blocks, as GGUF files have them; operations against the peak of bfloat16."""
+    """Products with quantized blocks. Weights read are compared with the bandwidth of memory, and of one row with the
+    lower of that and the rate at which weights in the cache are unpacked and multiplied; operations with the peak of
+    bfloat16."""
 
     def reading() -> float:
         return limits.read_bandwidth(kernels, threads, runs=1)
@@ -289,9 +301,23 @@ def compare_blocks(threads: int, kernels: ops.CpuKernels, compare: Compare, rati
         return limits.product_peak(kernels, torch.bfloat16, threads, runs=1)
 
     for kind in BLOCK_TYPES:
-        for rows in (1, 8):
-            made = block_products(kernels, kind, rows)
-            compare(f"{kind} products, {rows} rows: weights read", made.run, made.bytes, reading, "GB/s")
+        cached = block_products(kernels, kind, 1, CACHED_SHAPES, 1)
+
+        def unpacking(cached: Products = cached) -> float:
+            """Bytes per second of weights that lie in the second-level cache: of one core, times the threads."""
+            torch.set_num_threads(1)
+            took = seconds(lambda: [cached.run() for _ in range(CACHED_RUNS)])
+            torch.set_num_threads(threads)
+            return threads * CACHED_RUNS * cached.bytes / took
+
+        made = block_products(kernels, kind, 1)
+        compare(f"{kind} products, 1 row: weights read", made.run, made.bytes, reading, "GB/s")
+        compare(
+            *(f"{kind} products, 1 row: of the lower limit", made.run, made.bytes),
+            *(lambda unpacking=unpacking: min(reading(), unpacking()), "GB/s"),
+        )
+        made = block_products(kernels, kind, 8)
+        compare(f"{kind} products, 8 rows: weights read", made.run, made.bytes, reading, "GB/s")
         for rows in (32, 512):
             made = block_products(kernels, kind, rows)
             compare(f"{kind} products, {rows} rows", made.run, made.operations, multiplying, "GFLOP/s")

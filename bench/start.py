@@ -4,10 +4,10 @@
                           [--packages DIR] [--json FILE]
 
 A GGUF file with random weights and a byte-level vocabulary of the size of Qwen3's is written once and then read by
-every process, and once before each, so it is in the page cache. Each run is a new process: `weft.LLM` with a prompt of 16 token ids and one
-new token, then the same with llama.cpp. Both take turns; one run of each is not counted. Parts are measured inside the
-process: the interpreter's start, imports, tokenizer, weights (read, and arranged for the kernels), engine (pools, one
-step to warm up), first token. llama.cpp reads its tokenizer with the weights.
+every process, and once before each, so it is in the page cache. Each run is a new process: `weft.LLM` with a prompt of
+16 token ids and one new token, then the same with llama.cpp. Both take turns; one run of each is not counted. Parts are
+measured inside the process: the interpreter's start, imports, tokenizer, weights (read, and arranged for the kernels),
+engine (pools, one step to warm up), first token. llama.cpp reads its tokenizer with the weights.
 """
 
 from __future__ import annotations
