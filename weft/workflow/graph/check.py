@@ -28,6 +28,7 @@ from weft.workflow.graph.nodes import (
     Use,
     WorkflowGraph,
     count_nodes,
+    unread_names,
     uses,
 )
 from weft.workflow.graph.templates import Reference, is_name, parse_reference, parse_template
@@ -181,6 +182,9 @@ class _Checker:
         for where, body in node.bodies.items():
             inside = place.inside(f"{at}.{where}")
             outputs[where] = self._inner(node, body, types, inside, depth)
+        if unread := unread_names(node):
+            self.mistakes += (_unread(f"{at}.{where}", text) for where, text in unread)
+            return ANY
         if isinstance(node, SwitchNode):
             names = {where: sorted(body.outputs) for where, body in node.bodies.items()}
             if len({tuple(each) for each in names.values()}) > 1:
@@ -227,7 +231,7 @@ class _Checker:
     def _type(self, text: str, types: Types, at: str) -> ValueType:
         reference = parse_reference(text)
         if reference is None:
-            self.mistakes.append(Mistake(at, f"{text[:100]!r} is not the name of a value"))
+            self.mistakes.append(_unread(at, text))
             return ANY
         return self._resolve(reference, types, at)
 
@@ -274,6 +278,10 @@ def _resolved(reference: Reference, types: Types) -> ValueType | str:
         return f"there is no value {reference.name!r}.{nearest(reference.name, types)}"
     found = follow(types[reference.name], reference.path)
     return f"{reference}: {found}" if isinstance(found, str) else found
+
+
+def _unread(at: str, text: str) -> Mistake:
+    return Mistake(at, f"{text[:100]!r} is not the name of a value")
 
 
 def _repeated(place: str, names: Iterable[str]) -> list[Mistake]:

@@ -369,6 +369,19 @@ def uses(node: GraphNode) -> tuple[Use, ...]:
     return tuple(sorted(found, key=lambda use: use.place))
 
 
+def unread_names(node: GraphNode) -> tuple[tuple[str, str], ...]:
+    """The places of `Named` fields that are no reference, and their texts."""
+    found: list[tuple[str, str]] = []
+
+    def visit(place: str, field: Field, value: Any) -> Any:
+        if field == "name" and parse_reference(value) is None:
+            found.append((place, value))
+        return value
+
+    node.visit(visit)
+    return tuple(sorted(found))
+
+
 def with_references(node: GraphNode, new: Callable[[Reference], Reference]) -> GraphNode:
     """A copy whose references are replaced, those of its bodies excepted."""
 
