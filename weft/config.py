@@ -15,10 +15,14 @@ from typing import Literal, NamedTuple, get_type_hints
 import msgspec
 
 from weft.abi.errors import ConfigError
+from weft.core.objectives import Objective
 from weft.core.step import MAX_PAGE_SIZE
 
 EMBEDDED_MODEL = "weft-tiny"
 """The model that ships in the package."""
+PINNED_PART = 0.25
+"""Part of each engine's pages that pins of plans may hold, unless a user says another."""
+MAX_PINNED_PART = 0.5
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
@@ -400,11 +404,23 @@ class WorkflowsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     are refused."""
     session_idle_s: float = 600.0
     """A session without requests for this time ends."""
+    planning: bool = True
+    """Whether a run makes plans, where its request does not say."""
+    pinned_part: float = PINNED_PART
+    """Part of each engine's pages that pins of one user may hold, where the request of a run does not say."""
+    objective: Objective = "throughput"
+    """What outputs of a run are wanted for, where its request does not say; not `deadline`."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
+            if name in ("planning", "pinned_part", "objective"):
+                continue
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.pinned_part <= MAX_PINNED_PART:
+            raise ConfigError(f"pinned_part must be from 0 to {MAX_PINNED_PART}, got {self.pinned_part}")
+        if self.objective == "deadline":
+            raise ConfigError("objective cannot be deadline, whose deadline_s only a request can say")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

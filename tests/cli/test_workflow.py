@@ -7,6 +7,8 @@ import json
 import pytest
 
 from tests.server.conftest import running
+from weft.core.wire import Open
+from weft.workflow.api import GraphRun
 
 SMALL = ("--num-pages", "256", "--max-running", "8")
 FLOW = """
@@ -246,3 +248,64 @@ def test_a_run_on_a_server_is_explained(weft, file):
         assert refused.exit_code == 2
     assert weft("workflow", "explain", str(file), "--rows", "3", "--svg").stdout.startswith("<svg ")
     assert weft("workflow", "explain", str(file)).exit_code == 2
+
+
+PLANNING = [
+    (("--no-plan",), {"planning": False}),
+    (("--plan",), {"planning": True}),
+    (("--pinned-part", "0.1"), {"planning": {"pinned_part": 0.1}}),
+    (("--objective", "ttft"), {"objective": "ttft"}),
+    (("--objective", "text=batch", "--objective", "loud=latency"), {"objective": {"text": "batch", "loud": "latency"}}),
+    (("--objective", "deadline", "--deadline", "90"), {"objective": "deadline", "deadline_s": 90.0}),
+]
+
+
+@pytest.mark.parametrize(("flags", "options"), PLANNING)
+def test_flags_of_planning_are_options_of_the_run(weft, file, monkeypatch, flags, options):
+    made = []
+    monkeypatch.setattr(GraphRun, "__init__", lambda self, graph, rows, on, given: made.append(given) or 1 / 0)
+    weft("workflow", "run", str(file), "--row", "topic=x", "--on", "http://127.0.0.1:9", *flags)
+    assert made[0].items() >= options.items()
+    assert made[0].keys() - options.keys() <= {"limits", "functions"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--objective", "soon"), "'soon' is not an objective"),
+        (("--objective", "sound=ttft"), "there is no output 'sound'"),
+        (("--objective", "deadline"), "needs deadline_s"),
+        (("--objective", "text=ttft", "--objective", "batch"), "one --objective for all outputs"),
+        (("--objective", "text=ttft", "--objective", "text=batch"), "two objectives"),
+        (("--pinned-part", "0.9"), "pinned_part"),
+        (("--pinned-part", "0.1", "--no-plan"), "--no-plan pins nothing"),
+    ],
+)
+def test_flags_of_planning_that_mean_nothing_are_refused_by_name(weft, file, flags, said):
+    result = weft("workflow", "run", str(file), "--row", "topic=x", "--on", "http://127.0.0.1:9", *flags)
+    assert result.exit_code != 0
+    assert said in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "objective", "deadline_s"),
+    [
+        (("--objective", "text=batch"), "batch", None),
+        (("--objective", "text=batch", "--no-plan"), "throughput", None),  # only plans tell calls of single outputs
+        (("--objective", "deadline", "--deadline", "900", "--no-plan"), "deadline", 900.0),
+    ],
+)
+def test_flags_of_planning_reach_a_server(weft, file, tmp_path, server, flags, objective, deadline_s):
+    out = ("-o", str(tmp_path / "out.jsonl"), "--url", server.url)
+    result = weft("workflow", "run", str(file), "--row", "topic=x", *out, *flags)
+    assert result.exit_code == 0, result.stderr
+    [opened] = server.on_loop(lambda: [each for each in server.engine.sent if isinstance(each, Open)])
+    assert opened.objective == objective
+    assert opened.deadline_s == deadline_s or 800 < opened.deadline_s < deadline_s
+
+
+def test_an_objective_that_does_not_exist_is_refused_by_the_server(weft, file, server):
+    result = weft("workflow", "run", str(file), "--row", "topic=x", "--objective", "soon", "--url", server.url)
+    assert result.exit_code != 0
+    assert "objective" in result.stderr
+    assert "soon" in result.stderr

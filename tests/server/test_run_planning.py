@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import RunningServer, running
+from weft.config import WorkflowsConfig
 from weft.core.wire import Append, EndRetain, Open, Release, Retain
 from weft.endpoints.record import namespace_of
 from weft.testing.fake_engine import FakeEngine
+from weft.workflow.service.service import WorkflowService
 
 Json = dict[str, Any]
 ROLES = [f"You are number {number}, and you always say what you mean in a few words." for number in range(2)]
@@ -103,6 +105,37 @@ def test_calls_carry_the_objectives_that_follow_from_the_outputs(served: Served)
     assert objectives(served)["Log."] == "latency"
 
 
+def test_every_objective_of_an_engine_may_be_that_of_a_run(served: Served) -> None:
+    served.run(VOTES, objective={"verdict": "ttft", "log": "batch"})
+    assert objectives(served) == {"One.": "throughput", "Two.": "throughput", "Judge.": "ttft", "Log.": "batch"}
+    served.run(VOTES, objective="batch", planning=False)
+    assert set(objectives(served).values()) == {"batch"}
+
+
+@pytest.mark.parametrize("planning", [True, False])
+def test_a_deadline_counts_from_the_beginning_of_the_run(served: Served, planning: bool) -> None:
+    served.run(VOTES, rows=1, objective="deadline", deadline_s=600, planning=planning)
+    given = {opened.deadline_s for opened in served.sent(Open)}
+    assert {opened.objective for opened in served.sent(Open)} == {"deadline"}
+    stages = (300, 600) if planning else (600,)
+    assert all(any(stage - 60 < seconds <= stage for stage in stages) for seconds in given), given
+    assert all(any(stage - 60 < seconds <= stage for seconds in given) for stage in stages), given
+
+
+def test_the_server_says_what_a_request_does_not() -> None:
+    engine, config = FakeEngine(), WorkflowsConfig(planning=False, pinned_part=0.0, objective="batch")
+    with running(engine=engine, workflows=lambda models: WorkflowService(models, config)) as server:
+        served = Served(server, engine)
+        served.run(BY_TURNS)
+        assert {opened.objective for opened in served.sent(Open)} == {"batch"}
+        assert served.sent(Retain) == []
+        served.run(BY_TURNS, planning=True, objective="latency")
+        assert {opened.objective for opened in served.sent(Open)} == {"latency"}
+        assert served.sent(Retain) == []
+        served.run(BY_TURNS, planning={"pinned_part": 0.5})
+        assert len(served.sent(Retain)) == 2
+
+
 def test_a_call_with_an_objective_of_its_own_keeps_it(served: Served) -> None:
     served.run(graph(call("a", "One.", "{{q}}", objective="batch"), out="a"), objective="latency")
     assert objectives(served) == {"One.": "batch"}
@@ -114,6 +147,10 @@ def test_objectives_and_settings_that_do_not_exist_are_refused(served: Served) -
     for fields, name in (
         ({"objective": {"judge": "latency"}}, "objective"),
         ({"objective": "soon"}, "objective"),
+        ({"objective": "deadline"}, "deadline_s"),
+        ({"objective": {"log": "deadline"}, "deadline_s": 0}, "deadline_s"),
+        ({"deadline_s": 5}, "deadline_s"),
+        ({"planning": "no"}, "planning"),
         ({"planning": {"pin": True}}, "planning"),
         ({"planning": {"pinned_part": 0.9}}, "planning"),
     ):

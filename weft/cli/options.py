@@ -18,7 +18,7 @@ import typer
 
 from weft.cli import settings as merge
 
-ENGINE_PANEL, SERVER_PANEL = "Engine", "Server"
+PANELS = {"engine": "Engine", "server": "Server", "workflows": "Runs of workflows"}
 
 
 class Flag(NamedTuple):
@@ -129,11 +129,23 @@ FLAGS: Mapping[str, Flag] = {
     "server.log_format": Flag(("--log-format",), str, "Format of the log. (text)", "text|json"),
     "server.replicas": Flag(("--replicas",), int, "Engines of each model, among which requests are routed. (1)"),
     "server.trace": Flag(("--trace/--no-trace",), bool, "Record the events of each request, for /v1/traces."),
+    "workflows.planning": Flag(("--plan/--no-plan",), bool, "Plan runs whose requests do not say whether. (on)"),
+    "workflows.pinned_part": Flag(
+        ("--pinned-part",),
+        float,
+        "Part of an engine's KV pages that plans keep for one user, unless a run says. (0.25)",
+    ),
+    "workflows.objective": Flag(
+        ("--run-objective",),
+        str,
+        "What outputs of runs are wanted for, unless a run says. (throughput)",
+        "latency|ttft|throughput|batch",
+    ),
 }
 """By `section.name`. Settings without a flag are set in the file or the environment."""
 
 ENGINE_KEYS = tuple(key for key in FLAGS if key.startswith("engine."))
-SERVER_KEYS = tuple(key for key in FLAGS if key.startswith("server."))
+SERVER_KEYS = tuple(key for key in FLAGS if not key.startswith("engine."))
 
 ConfigFile = Annotated[
     Path | None,
@@ -204,6 +216,6 @@ def _is_given(value: Any) -> bool:
 
 def _annotation(key: str) -> Any:
     flag = FLAGS[key]
-    panel = ENGINE_PANEL if key.startswith("engine.") else SERVER_PANEL
+    panel = PANELS[key.partition(".")[0]]
     option = typer.Option(*flag.names, help=flag.help, metavar=flag.metavar, rich_help_panel=panel, show_default=False)
     return Annotated[flag.kind | None, option]

@@ -18,6 +18,7 @@ from weft.cli.options import ENGINE_KEYS, takes_settings
 from weft.cli.run import refuse_flags_of_engines
 from weft.cli.run_values import EXIT_FAILED, ApiKey, Url, pair
 from weft.cli.settings import Settings, with_setting
+from weft.cli.workflow_flags import Deadline, PinnedPart, Planned, Wanted, planned_options
 from weft.cli.workflow_runs import PREFIX, cancel, client_of, explain_served, list_runs, results, resume, show_run
 
 if TYPE_CHECKING:
@@ -117,6 +118,10 @@ def run(
         list[str] | None,
         typer.Option("--stream", metavar="NAME", help="Show this output on standard error while it is written."),
     ] = None,
+    plan: Planned = None,
+    pinned_part: PinnedPart = None,
+    objective: Wanted = None,
+    deadline: Deadline = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no summary.")] = False,
 ) -> None:
     """Run a workflow over rows; writes `{"row", "outputs", "error"}` for each as soon as it is there.
@@ -134,6 +139,7 @@ def run(
     workflow = load_workflow(file)
     table = Rows(rows if rows is not None else [dict(pair(field, "--row") for field in row or [])])
     options: dict[str, Any] = {"limits": RunLimits(max_calls, max_tokens)} | ({"cache": cache} if cache else {})
+    options |= planned_options(plan, pinned_part, objective, deadline)
     display = None
     if stream:
         options["stream"] = stream

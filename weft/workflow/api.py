@@ -21,6 +21,7 @@ from weft.store.answers import AnswerTable
 from weft.store.database import FILE, Database
 from weft.store.statistics import StatisticsTable
 from weft.workflow.actuals import RowTrace, RunActuals, RunCounts
+from weft.workflow.analysis.objectives import OutputObjectives, WantedOutputs
 from weft.workflow.backend.openai import OpenAIBackend
 from weft.workflow.bars import bars, no_bars
 from weft.workflow.explain.report import Explanation
@@ -42,7 +43,7 @@ from weft.workflow.run.planned_order import PlannedOrder
 from weft.workflow.run.planning import PlanSources, RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.results import RowResult, RunResults, result_of
-from weft.workflow.run.settings import OutputObjectives, PlanSettings, check_output_objectives, plan_settings
+from weft.workflow.run.settings import PlanSettings, check_wanted, plan_settings
 from weft.workflow.run.state import RunState
 
 
@@ -99,7 +100,10 @@ class RunOptions(TypedDict, total=False):
     """What the run does with its plans (all it can), as settings or their fields; False: it makes none, and calls run
     row by row. Results are the same."""
     objective: OutputObjectives
-    """What the outputs are wanted for: `throughput` (if nothing is said) or `latency`, for all or by name."""
+    """What the outputs are wanted for, for all or by name: `throughput` (if nothing is said), `latency`, `ttft`,
+    `deadline` or `batch`."""
+    deadline_s: float
+    """Of outputs with a deadline: in how many seconds from the beginning of the run they should be there."""
     statistics: Mapping[str, Mapping[str, Any]]
     """Known figures for plans, as `weft.workflow.plan` takes them. Where they lack the length of an answer, a sample of
     the rows runs first and gives it."""
@@ -131,9 +135,9 @@ class GraphRun:
         self._runs = graph if self.optimised is None else self.optimised.graph
         check_statistics(options.get("statistics", {}), graph, self._runs)
         self._settings = plan_settings(options.get("planning", True))
-        self._objective: OutputObjectives = options.get("objective", "throughput")
-        check_output_objectives(self._objective, graph.outputs)
-        self._order = PlannedOrder(row_by_row(self._runs), self._settings, self._objective)
+        self._wanted = WantedOutputs(options.get("objective", "throughput"), options.get("deadline_s"))
+        check_wanted(self._wanted, graph.outputs)
+        self._order = PlannedOrder(row_by_row(self._runs), self._settings, self._wanted, lambda: self._elapsed_s or 0.0)
         self.state = RunState(self._runs, self._order, options.get("limits"), self._order.hints)
         self.planner: RunPlanner | None = None
         """None: calls run row by row."""
@@ -252,7 +256,7 @@ class GraphRun:
                     self._plan_sources(),
                     with_given(stored, self._options.get("statistics", {})),
                     settings=self._settings,
-                    objective=self._objective,
+                    wanted=self._wanted,
                 )
             concurrency = self._options.get("concurrency")
             driver = Driver(self.state, rows, services, concurrency, self.journal, self.planner, self._feed)
@@ -284,15 +288,19 @@ class GraphRun:
         they can be read once only."""
         if self.num_rows is None:
             raise Unsupported("rows of an iterator cannot be read again: explain the run of a list or a file", "rows")
-        seconds = None if self._began_s is None else (self._ended_s or time.monotonic()) - self._began_s
-        actual = RunActuals(self.counts, seconds, tuple(self._traces))
+        actual = RunActuals(self.counts, self._elapsed_s, tuple(self._traces))
         statistics = self._options.get("statistics")
         is_optimised = self._options.get("optimise", True)
         sources = self._plan_sources()
-        options = {"objective": self._objective, "pinned_part": self._settings.planned_part}
+        options = {**self._wanted._asdict(), "pinned_part": self._settings.planned_part}
         return explain_run(
             self.graph, list(self.rows), sources, actual, statistics, optimise=is_optimised, plan_options=options
         )
+
+    @property
+    def _elapsed_s(self) -> float | None:
+        """Seconds that the run has taken; None before it begins."""
+        return None if self._began_s is None else (self._ended_s or time.monotonic()) - self._began_s
 
     def _announce(self, driver: Driver) -> None:
         """There is news. Said once until it is read, so that a slow reader has one sign and not one for each token."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-CriterionName = Literal["latency", "ttft", "throughput", "deadline"]
+from weft.core.objectives import Objective
+
+_STRICTNESS: Mapping[Objective, int] = {"batch": -1, "throughput": 0, "deadline": 1, "ttft": 2, "latency": 2}
 
 
 class Criterion(NamedTuple):
     """A criterion; use `LATENCY`, `TTFT`, `THROUGHPUT` and `deadline`."""
 
-    name: CriterionName
+    name: Objective
     seconds: float | None = None
     """Of a deadline, from when the value is asked for."""
 
@@ -22,6 +25,15 @@ TTFT = Criterion("ttft")
 """The first token of the value as early as possible."""
 THROUGHPUT = Criterion("throughput")
 """This value and others: all of them early, none by itself."""
+
+
+def is_stricter(one: Criterion, other: Criterion) -> bool:
+    """Whether a value that is wanted for both is scheduled for the first."""
+    if _STRICTNESS[one.name] != _STRICTNESS[other.name]:
+        return _STRICTNESS[one.name] > _STRICTNESS[other.name]
+    if one.seconds is not None and other.seconds is not None:
+        return one.seconds < other.seconds
+    return (one.name, other.name) == ("latency", "ttft")
 
 
 def deadline(seconds: float) -> Criterion:

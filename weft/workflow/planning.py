@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import msgspec
 
 from weft.abi.errors import InvalidRequest, WeftError
+from weft.config import PINNED_PART
 from weft.tokenizers.load import load_tokenizer
 from weft.workflow.actuals import RunActuals
 from weft.workflow.analysis.analyse import analyse
-from weft.workflow.analysis.objectives import OutputObjective
+from weft.workflow.analysis.objectives import OutputObjectives, WantedOutputs
 from weft.workflow.analysis.operators import TooManyOperators
 from weft.workflow.analysis.prompts import PromptTokens, TokensOf
 from weft.workflow.analysis.statistics import Statistics
@@ -30,7 +31,6 @@ from weft.workflow.graph.mistakes import InvalidGraph, nearest
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import LlmNode, WorkflowGraph, count_nodes
 from weft.workflow.passes import optimise as optimise_graph
-from weft.workflow.planner.pins import PINNED_PART
 from weft.workflow.planner.place import NoEngine, PlanEngine
 from weft.workflow.planner.plan import Plan, PlanOptions, make_plan
 from weft.workflow.run.planning import PlanSources
@@ -67,7 +67,8 @@ def plan(
     engines: Sequence[Mapping[str, Any] | PlanEngine],
     statistics: Mapping[str, Any] | None = None,
     *,
-    objective: Mapping[str, OutputObjective] | OutputObjective = "throughput",
+    objective: OutputObjectives = "throughput",
+    deadline_s: float | None = None,
     optimise: bool = True,
     tokens: TokensOf = tokenizer_prompts,
     pinned_part: float = PINNED_PART,
@@ -77,8 +78,9 @@ def plan(
     `model` is that of calls that name none. `engines` have `model`, `kv_tokens`, and where known `page_size`,
     `max_step_tokens` and `forward`, the fitted times of steps, without which no times are predicted. `statistics` are
     known figures by the label of a node or the name of an input: `output_tokens`, `items` of a map, `rounds` of a
-    loop, `shares` of a switch. `objective` is that of all outputs, or by name. Pins hold at most `pinned_part` of each
-    engine's pages. Equal arguments give equal plans, in every process.
+    loop, `shares` of a switch. `objective` is that of all outputs, or by name; `deadline_s` is that of outputs with a
+    deadline, from the beginning of the run. Pins hold at most `pinned_part` of each engine's pages. Equal arguments
+    give equal plans, in every process.
 
     Raises `InvalidGraph`, `InvalidRows`, `InvalidRequest` for engines, statistics and objectives that do not fit, and
     `ModelLoadError` for a model whose tokenizer cannot be read.
@@ -94,7 +96,8 @@ def plan(
     check_statistics(statistics or {}, whole, runs)
     if not 0 <= pinned_part <= 1:
         raise InvalidRequest(f"pinned_part is {pinned_part}: a part of the pages is from 0 to 1", "pinned_part")
-    options = PlanOptions(objective=objective, passes=passes, digest=digest(whole), pinned_part=pinned_part)
+    wanted = WantedOutputs(objective, deadline_s)
+    options = PlanOptions(wanted=wanted, passes=passes, digest=digest(whole), pinned_part=pinned_part)
     try:
         analysed = analyse(runs, given, model, statistics or {}, tokens)
     except TooManyOperators as error:
@@ -135,8 +138,8 @@ def explain_run(
     plan_options: Mapping[str, Any] | None = None,
 ) -> Explanation:
     """What a run was expected to do, with the figures that were known before it, beside what it did. Without a plan
-    where the rows are gone (None), too many, or cannot be planned. `plan_options` are `objective` and `pinned_part` of
-    `plan`."""
+    where the rows are gone (None), too many, or cannot be planned. `plan_options` are `objective`, `deadline_s` and
+    `pinned_part` of `plan`."""
     optimised = optimise_graph(whole_graph := _graph_of(graph)) if optimise else None
     passes = [] if optimised is None else [report.to_dict() for report in optimised.reports]
     why = "the rows of the run are gone"

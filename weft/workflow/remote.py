@@ -197,7 +197,11 @@ class ServerRun:
             stream=list(self._options.get("stream", ())) or None,
             starts=self._options.get("starts") or None,
             objective=self._options.get("objective"),
-            planning=None if planning is None else msgspec.to_builtins(plan_settings(planning)),
+            deadline_s=self._options.get("deadline_s"),
+            # What is not said is the server's to decide.
+            planning=planning
+            if planning is None or isinstance(planning, bool)
+            else msgspec.to_builtins(plan_settings(planning)),
         )
         run_id: str = run.id
         if self._folder is not None:

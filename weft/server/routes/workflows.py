@@ -96,10 +96,10 @@ async def run_workflow(service: Service, request: Request) -> ASGIApp:
     if content_type_of(request) in LINES:
         fields = request_from(WorkflowRunRequest, _fields_of_query(request))
         async with body_of(request, service) as body:
-            run = await _start(service, request, workflow, fields, RunRequested(_spec(fields), body, key))
+            run = await _start(service, request, workflow, fields, RunRequested(_spec(service, fields), body, key))
     else:
         fields = await read(service, request, WorkflowRunRequest)
-        run = await _start(service, request, workflow, fields, RunRequested(_spec(fields), fields.rows, key))
+        run = await _start(service, request, workflow, fields, RunRequested(_spec(service, fields), fields.rows, key))
     if not fields.background:
         service.workflows.runs.check_here(run)
     streams, owned = bool(fields.stream) and not fields.background, key is None
@@ -135,7 +135,9 @@ async def _until_over(service: Service, request: Request, run: WorkflowRun, *, o
         raise
 
 
-def _spec(fields: WorkflowRunRequest) -> WorkflowRunSpec:
+def _spec(service: Service, fields: WorkflowRunRequest) -> WorkflowRunSpec:
+    """How a run is to be; the server's settings say what the request does not."""
+    config = service.workflows.config
     try:
         limits = msgspec.convert(fields.limits, WorkflowLimits)
     except msgspec.ValidationError as error:
@@ -150,8 +152,9 @@ def _spec(fields: WorkflowRunRequest) -> WorkflowRunSpec:
         functions=tuple(sorted(set(fields.functions))),
         stream=() if isinstance(fields.stream, bool) else tuple(dict.fromkeys(fields.stream)),
         starts=fields.starts,
-        objective=fields.objective,
-        planning=plan_settings(fields.planning),
+        objective=config.objective if fields.objective is None else fields.objective,
+        deadline_s=fields.deadline_s,
+        planning=plan_settings(config.planning if fields.planning is None else fields.planning, config.pinned_part),
     )
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from weft.core.objectives import Objective
 from weft.endpoints.schemas.common import MAX_SALT_CHARS, Json
-from weft.workflow.analysis.objectives import OutputObjective
 from weft.workflow.run.settings import PlanSettings
 
 MAX_NAME_CHARS = 200
@@ -103,13 +103,32 @@ class WorkflowRunRequest(msgspec.Struct, kw_only=True, frozen=True):
     ] = False
     model: Annotated[str, Meta(description="A served name, for calls that name none.")] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000, description="Of the calls; lower runs earlier.")] = 0
-    objective: Annotated[
-        OutputObjective | dict[str, OutputObjective],
-        Meta(description="What the outputs are wanted for, for all or by name; from it follow the calls' objectives."),
-    ] = "throughput"
-    planning: Annotated[Json, Meta(description="What the run does with its plans; results are the same.")] = (
-        msgspec.field(default_factory=dict)
-    )
+    objective: (
+        Annotated[
+            Objective | dict[str, Objective],
+            Meta(
+                description="What the outputs are wanted for, for all or by name, the others for `throughput`; from it "
+                "follow the calls' objectives. Absent: `workflows.objective` of the server."
+            ),
+        ]
+        | None
+    ) = None
+    deadline_s: (
+        Annotated[
+            float, Meta(description="Of outputs with objective `deadline`: in how many seconds from the run's start.")
+        ]
+        | None
+    ) = None
+    planning: (
+        Annotated[
+            bool | Json,
+            Meta(
+                description="What the run does with its plans, `false`: it makes none; results are the same. Absent: "
+                "`workflows.planning` of the server."
+            ),
+        ]
+        | None
+    ) = None
     cache_salt: (
         Annotated[
             str,

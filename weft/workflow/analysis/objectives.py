@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
+from weft.core.objectives import OBJECTIVES, Objective, check_objective
 from weft.workflow.analysis.operators import Unrolled
-from weft.workflow.criteria import Criterion, CriterionName
+from weft.workflow.criteria import Criterion, is_stricter
 
-OutputObjective = Literal["latency", "throughput"]
+OutputObjectives = Objective | Mapping[str, Objective]
+"""What outputs are wanted for: all, or by name, the others for throughput."""
+
+
+class WantedOutputs(NamedTuple):
+    """What the outputs of a run are wanted for."""
+
+    objective: OutputObjectives = "throughput"
+    deadline_s: float | None = None
+    """Of outputs with a deadline, in seconds from the beginning of the run."""
+
+    def by_output(self, outputs: Collection[str]) -> Mapping[str, Criterion]:
+        """The criterion of each output. Raises `ValueError` for an output or an objective that does not exist, and
+        `InvalidRequest` for a deadline without its seconds, or the other way round."""
+        given = self.objective if isinstance(self.objective, Mapping) else dict.fromkeys(outputs, self.objective)
+        for name, objective in given.items():
+            if name not in outputs:
+                raise ValueError(f"there is no output {name!r}; there are {', '.join(outputs)}")
+            if objective not in OBJECTIVES:
+                raise ValueError(f"{objective!r} is not an objective; there are {', '.join(OBJECTIVES)}")
+        check_objective("deadline" if "deadline" in given.values() else "throughput", self.deadline_s)
+        objectives = {name: given.get(name, "throughput") for name in outputs}
+        return {
+            name: Criterion(objective, self.deadline_s if objective == "deadline" else None)
+            for name, objective in objectives.items()
+        }
 
 
 class WantedCall(NamedTuple):
@@ -23,7 +49,7 @@ class WantedCall(NamedTuple):
 class CallObjective(NamedTuple):
     """How a call is to be scheduled."""
 
-    name: CriterionName
+    name: Objective
     group: int | None = None
     """Calls of one task group are wanted together: that the last of them is done soon is what counts, so they are
     scheduled for throughput. None: of no group."""
@@ -38,13 +64,16 @@ def call_objectives(calls: Sequence[WantedCall], wanted: Mapping[int, Criterion]
     A call that is wanted for its latency, or for its first token, has this objective. Before it, stage by stage: a call
     that is alone in its stage is latency-critical too, because the first token waits for its end as the last one does;
     calls that are needed by the same call, and the calls of a map, are a task group. What is needed for a deadline has
-    a part of it, in proportion to its stage: of three calls in a chain the first has a third. All else that is needed
-    is for throughput. Of a call that several wanted ones need, latency counts first, then the earliest deadline.
+    a part of it, in proportion to its stage: of three calls in a chain the first has a third. What only batch needs is
+    for batch, all else for throughput. Of a call that several wanted ones need, latency counts first, then the earliest
+    deadline.
     """
     hurried = {number for number, criterion in wanted.items() if criterion.name in ("latency", "ttft")}
     stages = _stages(calls, hurried)
     groups = _task_groups(calls, stages, hurried)
-    found = {number: CallObjective("throughput") for number in _stages(calls, wanted)}
+    found = {number: CallObjective("batch") for number in _stages(calls, wanted)}
+    sooner = (number for number, criterion in wanted.items() if criterion.name != "batch")
+    found.update((number, CallObjective("throughput")) for number in _stages(calls, sooner))
     for number, seconds in _deadlines(calls, wanted).items():
         found[number] = CallObjective("deadline", None, seconds)
     for number, stage in stages.items():
@@ -56,36 +85,28 @@ def call_objectives(calls: Sequence[WantedCall], wanted: Mapping[int, Criterion]
     return found
 
 
-def by_output(
-    wanted: Mapping[str, OutputObjective] | OutputObjective, outputs: Collection[str]
-) -> Mapping[str, OutputObjective]:
-    """The objectives of outputs by name. Raises `ValueError` for an output that does not exist, and for another
-    objective."""
-    given = wanted if isinstance(wanted, Mapping) else dict.fromkeys(outputs, wanted)
-    for name, objective in given.items():
-        if name not in outputs:
-            raise ValueError(f"there is no output {name!r}; there are {', '.join(outputs)}")
-        if objective not in get_args(OutputObjective):
-            raise ValueError(f"{objective!r} is not an objective; there are {', '.join(get_args(OutputObjective))}")
-    return given
-
-
-def node_objectives(
-    unrolled: Unrolled, wanted: Mapping[str, OutputObjective] | OutputObjective
-) -> dict[str, CallObjective]:
-    """By label of a node. `wanted` says it for the outputs: for all, or by name, the others for throughput. Of a node
-    in a loop, the round nearest to the outputs says it. Raises as `by_output`."""
+def node_objectives(unrolled: Unrolled, wanted: WantedOutputs) -> dict[str, CallObjective]:
+    """By label of a node; seconds of a deadline are from the beginning of the run. Of a node in a loop, the round
+    nearest to the outputs says it. A node that no output needs is for throughput, or for batch if all outputs are.
+    Raises as `WantedOutputs.by_output`."""
     outputs = dict(unrolled.goals)
-    given = by_output(wanted, outputs)
-    critical = {number for name in given if given[name] == "latency" for number in outputs[name]}
+    by_output = wanted.by_output(outputs)
+    criteria: dict[int, Criterion] = {}
+    for name, criterion in by_output.items():
+        for number in outputs[name]:
+            if number not in criteria or is_stricter(criterion, criteria[number]):
+                criteria[number] = criterion
     calls = [WantedCall(operator.needs, operator.items > 1) for operator in unrolled.operators]
-    stages = _stages(calls, critical)
-    objectives = call_objectives(calls, dict.fromkeys(critical, Criterion("latency")))
-    found: dict[str, tuple[int, CallObjective]] = {}
+    objectives = call_objectives(calls, criteria)
+    is_batch = bool(by_output) and all(criterion.name == "batch" for criterion in by_output.values())
+    unneeded = CallObjective("batch" if is_batch else "throughput")
+    hurried = _stages(calls, (number for number in criteria if criteria[number].name in ("latency", "ttft")))
+    stages, last = _stages(calls, criteria), len(calls)
+    found: dict[str, tuple[tuple[int, int], CallObjective]] = {}
     for number, operator in enumerate(unrolled.operators):
-        rank = stages.get(number, len(calls))
+        rank = hurried.get(number, last), stages.get(number, last)
         if operator.node not in found or rank < found[operator.node][0]:
-            found[operator.node] = rank, objectives.get(number, CallObjective("throughput"))
+            found[operator.node] = rank, objectives.get(number, unneeded)
     return {node: objective for node, (_, objective) in found.items()}
 
 

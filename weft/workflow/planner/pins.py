@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterator, Sequence
 from typing import NamedTuple
 
+from weft.config import PINNED_PART
 from weft.workflow.analysis.analyse import AnalysedGraph
 from weft.workflow.planner.arrange import Arrangement
 from weft.workflow.planner.groups import OperatorGroup
 from weft.workflow.planner.place import PlanEngine
 
-PINNED_PART = 0.25
-"""Part of an engine's pages that pins may hold, unless the caller says otherwise."""
 MAX_PINS = 64
 """Of an engine."""
 

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from weft.config import PINNED_PART
 from weft.workflow.analysis.analyse import AnalysedGraph
-from weft.workflow.analysis.objectives import CallObjective, OutputObjective, node_objectives
+from weft.workflow.analysis.objectives import CallObjective, WantedOutputs, node_objectives
 from weft.workflow.graph import digest
 from weft.workflow.planner.arrange import Arrangement, arrange
 from weft.workflow.planner.cost import ticks_of
 from weft.workflow.planner.groups import Costing, OperatorGroup
-from weft.workflow.planner.pins import PINNED_PART, PrefixPin, prefix_pins
+from weft.workflow.planner.pins import PrefixPin, prefix_pins
 from weft.workflow.planner.place import PlanEngine, engines_by_model, place
 from weft.workflow.planner.predict import Predicted, Prediction
 from weft.workflow.planner.ranks import CallRanks, DecidedPlan
@@ -27,8 +28,7 @@ from weft.workflow.planner.ranks import CallRanks, DecidedPlan
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan takes beside the workflow and its engines."""
 
-    objective: Mapping[str, OutputObjective] | OutputObjective = "throughput"
-    """For all outputs, or by name."""
+    wanted: WantedOutputs = WantedOutputs()
     passes: Sequence[Mapping[str, Any]] = ()
     """What the optimiser did to the graph; the plan repeats it."""
     digest: str | None = None
@@ -95,7 +95,9 @@ class Plan:
             "passes": [dict(one) for one in self.passes],
             "tree": self.analysed.tree.to_dict(unrolled),
             "objectives": {
-                node: {"objective": each.name, "group": each.group} for node, each in sorted(self.objectives.items())
+                node: {"objective": each.name, "group": each.group}
+                | ({} if each.seconds is None else {"deadline_s": each.seconds})
+                for node, each in sorted(self.objectives.items())
             },
             "schedule": [
                 {
@@ -137,7 +139,7 @@ def make_plan(analysed: AnalysedGraph, engines: Sequence[PlanEngine], options: P
         digest=options.digest or digest(graph),
         analysed=analysed,
         engines=tuple(engines),
-        objectives=node_objectives(unrolled, options.objective),
+        objectives=node_objectives(unrolled, options.wanted),
         arrangement=arrangement,
         passes=options.passes,
         pins=prefix_pins(analysed, arrangement, engines, options.pinned_part, is_continued=options.is_continued),

@@ -7,15 +7,21 @@ from typing import Any
 
 from weft.core.objectives import LEAST_DEADLINE_S, MAX_DEADLINE_S
 from weft.workflow.analysis.objectives import CallObjective, WantedCall, call_objectives
-from weft.workflow.criteria import Criterion
+from weft.workflow.criteria import Criterion, is_stricter
 from weft.workflow.graph.digest import free_references
 from weft.workflow.graph.labels import outer_node
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import AnyNode, LlmNode, MapNode
 from weft.workflow.run.frames import BodyPlan
 
-_STRICTNESS = {"throughput": 0, "deadline": 1, "ttft": 2, "latency": 2}
-PRIORITIES: Mapping[str, int] = {"latency": -10, "ttft": -10, "group": -5, "deadline": -5, "throughput": 10}
+PRIORITIES: Mapping[str, int] = {
+    "latency": -10,
+    "ttft": -10,
+    "group": -5,
+    "deadline": -5,
+    "throughput": 10,
+    "batch": 10,
+}
 """The `priority` of requests; `group` is a task group's. Lower runs earlier; plain requests have 0."""
 
 
@@ -38,7 +44,7 @@ class SessionObjectives:
         due = None if criterion.seconds is None else now + criterion.seconds
         criterion = criterion._replace(seconds=due)
         known = self._wanted.get(node)
-        if node in settled or (known is not None and not _is_stricter(criterion, known)):
+        if node in settled or (known is not None and not is_stricter(criterion, known)):
             return False
         self._wanted[node] = criterion
         self._wanted = {name: each for name, each in self._wanted.items() if name not in settled}
@@ -62,7 +68,7 @@ class SessionObjectives:
         for name, criterion in self._wanted.items():
             left = None if criterion.seconds is None else max(criterion.seconds - now, 0.0)
             for number in made_from[name]:
-                if number not in wanted or _is_stricter(criterion._replace(seconds=left), wanted[number]):
+                if number not in wanted or is_stricter(criterion._replace(seconds=left), wanted[number]):
                     wanted[number] = criterion._replace(seconds=left)
         found = call_objectives(calls, wanted)
         for name, number in numbers.items():
@@ -91,14 +97,6 @@ def _needs(node: AnyNode) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reference.name for reference in free_references(node)))
 
 
-def _is_stricter(one: Criterion, other: Criterion) -> bool:
-    if _STRICTNESS[one.name] != _STRICTNESS[other.name]:
-        return _STRICTNESS[one.name] > _STRICTNESS[other.name]
-    if one.seconds is not None and other.seconds is not None:
-        return one.seconds < other.seconds
-    return (one.name, other.name) == ("latency", "ttft")
-
-
 def urgency(objective: CallObjective | None) -> int:
     """What calls of a session are sorted by: smaller leaves earlier."""
     if objective is None:
@@ -111,7 +109,12 @@ def hints_of(objective: CallObjective | None, now: float) -> dict[str, Any]:
     session among requests of the same objective."""
     if objective is None:
         return {}
-    fields: dict[str, Any] = {"priority": urgency(objective), "objective": objective.name}
+    return {"priority": urgency(objective), **objective_fields(objective, now)}
+
+
+def objective_fields(objective: CallObjective, now: float) -> dict[str, Any]:
+    """As `hints_of`, without `priority`."""
+    fields: dict[str, Any] = {"objective": objective.name}
     if objective.seconds is not None:
         fields["deadline_s"] = min(max(objective.seconds - now, LEAST_DEADLINE_S), MAX_DEADLINE_S)
     return fields

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.workflow.analysis.analyse import analyse
+from weft.workflow.analysis.objectives import WantedOutputs
 from weft.workflow.analysis.prompts import TokensOf
 from weft.workflow.analysis.statistics import Statistics, sampled_rows
 from weft.workflow.graph.labels import labelled_nodes
@@ -20,7 +21,7 @@ from weft.workflow.planner.plan import PlanOptions, make_plan
 from weft.workflow.planner.ranks import CallRanks
 from weft.workflow.run.pins import KvPrefix, RunPins
 from weft.workflow.run.planned_order import PlannedOrder, is_plan_due
-from weft.workflow.run.settings import OutputObjectives, PlanSettings
+from weft.workflow.run.settings import PlanSettings
 from weft.workflow.run.state import RunState
 
 NEWS_PART = 0.25
@@ -50,11 +51,11 @@ class PlanRounds:
         sources: PlanSources,
         statistics: Mapping[str, Mapping[str, Any]] | None = None,
         settings: PlanSettings | None = None,
-        objective: OutputObjectives = "throughput",
+        wanted: WantedOutputs | None = None,
     ):
         """`order` is that of the run's state. `statistics` are known figures, as `weft.workflow.plan` takes them; where
-        they lack the length of an answer, a sample of the rows runs first and gives it. `objective` is that of the
-        outputs."""
+        they lack the length of an answer, a sample of the rows runs first and gives it. `wanted` is what the
+        outputs are wanted for."""
         self.settings = settings or PlanSettings()
         self.pins = RunPins()
         """What plans want to be kept."""
@@ -67,7 +68,7 @@ class PlanRounds:
         self._graph = graph
         self._order = order
         self._sources = sources
-        self._objective = objective
+        self._wanted = wanted or WantedOutputs()
         self._unknown: dict[str, Mapping[str, Any]] = {}
         """Calls of whose answers no length is known, by label: their requests."""
         # Without an order no row runs first, and what a sample measures would come too late.
@@ -108,7 +109,7 @@ class PlanRounds:
         """Make a plan. Takes long, and changes nothing. Raises `WeftError` and `ValueError`."""
         sources = self._sources
         options = PlanOptions(
-            objective=self._objective,
+            wanted=self._wanted,
             pinned_part=self.settings.planned_part if sources.keeps_kv else 0.0,
             is_continued=self.num_plans > 0,
         )

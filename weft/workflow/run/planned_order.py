@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple, Protocol
 
-from weft.workflow.analysis.objectives import CallObjective
+from weft.workflow.analysis.objectives import CallObjective, WantedOutputs
 from weft.workflow.planner.ranks import NextTurn
 from weft.workflow.run.calls import CallAdvice
+from weft.workflow.run.objectives import objective_fields
 from weft.workflow.run.order import CallHints, CallSite, Order
-from weft.workflow.run.settings import OutputObjectives, PlanSettings
+from weft.workflow.run.settings import PlanSettings
 
 _NO_PLAN = 1 << 62
 """Behind all plans."""
@@ -51,14 +52,21 @@ class PlannedOrder:
     and KV. Rows that no plan has come last, in an order of their own."""
 
     def __init__(
-        self, otherwise: Order, settings: PlanSettings | None = None, objective: OutputObjectives = "throughput"
+        self,
+        otherwise: Order,
+        settings: PlanSettings | None = None,
+        wanted: WantedOutputs | None = None,
+        elapsed_s: Callable[[], float] = lambda: 0.0,
     ):
-        """`settings` say what of plans is followed; all of it, where there are none. `objective` is that of the
-        outputs."""
+        """`settings` say what of plans is followed; all of it, where there are none. `wanted` is what the outputs are
+        wanted for. `elapsed_s` gives the seconds since the run began, from which deadlines count."""
         self._otherwise = otherwise
         self._settings = settings or PlanSettings()
-        self._objective = objective if isinstance(objective, str) else "throughput"
+        wanted = wanted or WantedOutputs()
+        all_for = wanted.objective if isinstance(wanted.objective, str) else "throughput"
+        self._unplanned = CallObjective(all_for, None, wanted.deadline_s if all_for == "deadline" else None)
         """Of calls that no plan has."""
+        self._elapsed_s = elapsed_s
         self._rows: dict[int, _PlannedRow] = {}
         self._count = 0
 
@@ -73,7 +81,7 @@ class PlannedOrder:
         """As `Hints`: the objective that the plan gives the call, its engine, and what goes on from it."""
         found = self._rows.get(site.row)
         objective = None if found is None else found.ranks.objectives.get(site.label)
-        fields = {"objective": self._objective if objective is None else objective.name}
+        fields = objective_fields(objective or self._unplanned, self._elapsed_s())
         if found is None:
             return CallHints(fields)
         ranks, at = found.ranks, (site.label, site.rounds, found.place)

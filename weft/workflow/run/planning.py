@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from weft.abi.errors import WeftError
+from weft.workflow.analysis.objectives import WantedOutputs
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.planner.ranks import CallRanks
 from weft.workflow.run.pins import KvPrefix, RunPins
 from weft.workflow.run.plan_rounds import PlannedRows, PlanRounds, PlanSources
 from weft.workflow.run.planned_order import PlannedOrder
-from weft.workflow.run.settings import OutputObjectives, PlanSettings
+from weft.workflow.run.settings import PlanSettings
 from weft.workflow.run.state import RunState
 
 __all__ = ["PlanSources", "RunPlanner"]
@@ -33,11 +34,11 @@ class RunPlanner:
         statistics: Mapping[str, Mapping[str, Any]] | None = None,
         beside: Beside = asyncio.to_thread,
         settings: PlanSettings | None = None,
-        objective: OutputObjectives = "throughput",
+        wanted: WantedOutputs | None = None,
     ):
         """As `PlanRounds`; `beside` makes plans."""
         self.failure: Exception | None = None
-        self._rounds = PlanRounds(graph, order, sources, statistics, settings, objective)
+        self._rounds = PlanRounds(graph, order, sources, statistics, settings, wanted)
         self._beside = beside
         self._planning: asyncio.Task[None] | None = None
 

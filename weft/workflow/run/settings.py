@@ -9,11 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from weft.abi.errors import InvalidRequest
-from weft.workflow.analysis.objectives import OutputObjective, by_output
-from weft.workflow.planner.pins import PINNED_PART
-
-OutputObjectives = OutputObjective | Mapping[str, OutputObjective]
-"""What outputs are wanted for: all, or by name, the others for throughput."""
+from weft.config import MAX_PINNED_PART, PINNED_PART
+from weft.workflow.analysis.objectives import WantedOutputs
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -26,7 +23,7 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = True
     engines: Annotated[bool, Meta(description="With several engines of a model: calls go to those of the plan.")] = True
     pinned_part: Annotated[
-        float, Meta(ge=0, le=0.5, description="Part of each engine's pages that pins of one user may hold.")
+        float, Meta(ge=0, le=MAX_PINNED_PART, description="Part of each engine's pages that pins of one user may hold.")
     ] = PINNED_PART
 
     @property
@@ -43,19 +40,23 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 NO_PLANS = PlanSettings(order=False, pins=False, turns=False, engines=False)
 
 
-def plan_settings(given: PlanSettings | Mapping[str, Any] | bool) -> PlanSettings:
-    """The settings that a user means; False: nothing is planned. Raises `InvalidRequest`."""
+def plan_settings(given: PlanSettings | Mapping[str, Any] | bool, pinned_part: float = PINNED_PART) -> PlanSettings:
+    """The settings that a user means; False: nothing is planned. `pinned_part` holds where the user says none. Raises
+    `InvalidRequest`."""
     if isinstance(given, bool):
-        return PlanSettings() if given else NO_PLANS
+        return PlanSettings(pinned_part=pinned_part) if given else NO_PLANS
+    if isinstance(given, PlanSettings):
+        return given
     try:
-        return given if isinstance(given, PlanSettings) else msgspec.convert(dict(given), PlanSettings)
+        return msgspec.convert({"pinned_part": pinned_part, **given}, PlanSettings)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise InvalidRequest(f"planning: {error}", "planning") from None
 
 
-def check_output_objectives(wanted: OutputObjectives, outputs: Collection[str]) -> None:
-    """Raise `InvalidRequest` for an objective that outputs cannot have, and for an output that does not exist."""
+def check_wanted(wanted: WantedOutputs, outputs: Collection[str]) -> None:
+    """Raise `InvalidRequest` for an objective or an output that does not exist, and for a deadline without its seconds
+    or the other way round."""
     try:
-        by_output(wanted, outputs)
+        wanted.by_output(outputs)
     except ValueError as error:
         raise InvalidRequest(f"objective: {error}", "objective") from None

@@ -141,8 +141,9 @@ class RunExecution:
         # Another version of the optimiser may make another graph; what is known of nodes is then of no use.
         tasks = self._tables.tasks.tasks(record.id) if record.executed == name else {}
         counts = record.ended_counts._replace(rows=len(endings.rows), failed_rows=endings.num_failed)
-        settings, objective = record.spec.planning, record.spec.objective
-        order = PlannedOrder(row_by_row(executed), settings, objective)
+        settings, wanted = record.spec.planning, record.spec.wanted
+        began_s = record.started_s or time.time()
+        order = PlannedOrder(row_by_row(executed), settings, wanted, lambda: time.time() - began_s)
         budget = self._evaluations.of_runs(record.tenant)
         state = RunState(executed, order, record.spec.limits, order.hints, counts, budget)
         statistics = KnownStatistics(
@@ -157,7 +158,7 @@ class RunExecution:
                 statistics.load(),
                 self._beside,
                 settings,
-                objective,
+                wanted,
             )
         journal = RunJournal(self._tables.tasks, record.id, SavedRun({}, tasks))
         calls = streamed_calls(executed, record.spec.stream)

@@ -85,5 +85,5 @@ class WorkflowExplanations:
         sources = plan_sources(self._models, record.model)
         known = rows if len(rows) >= record.num_rows or rows else None
         spec = record.spec
-        options = {"objective": spec.objective, "pinned_part": spec.planning.planned_part}
+        options = {**spec.wanted._asdict(), "pinned_part": spec.planning.planned_part}
         return explain_run(workflow.graph(), known, sources, actual, optimise=spec.optimise, plan_options=options)

@@ -11,8 +11,9 @@ from weft.core.wire import ErrorRecord
 from weft.programs.run.runs import Status
 from weft.store.served_runs import StoredRun
 from weft.workflow.actuals import RunCounts
+from weft.workflow.analysis.objectives import OutputObjectives, WantedOutputs
 from weft.workflow.run.instructions import RunLimits
-from weft.workflow.run.settings import OutputObjectives, PlanSettings
+from weft.workflow.run.settings import PlanSettings
 
 UNREADABLE_RUN = "the stored record of this run cannot be read"
 PREFIX = "wrun-"
@@ -38,7 +39,14 @@ class WorkflowRunSpec(msgspec.Struct, frozen=True, kw_only=True):
     starts: bool = False
     """Whether starts of calls are told."""
     objective: OutputObjectives = "throughput"
+    deadline_s: float | None = None
+    """Of outputs with a deadline, from the first start of the run."""
     planning: PlanSettings = PlanSettings()
+
+    @property
+    def wanted(self) -> WantedOutputs:
+        """What the outputs are wanted for."""
+        return WantedOutputs(self.objective, self.deadline_s)
 
 
 class WorkflowRunRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from weft.workflow.graph.mistakes import Mistake
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.graph.streamed import check_streamed
 from weft.workflow.run.feed import RunFeed
-from weft.workflow.run.settings import check_output_objectives
+from weft.workflow.run.settings import check_wanted
 from weft.workflow.service.evaluations import ServedEvaluations
 from weft.workflow.service.execution import RunExecution, RunTables, weights_of
 from weft.workflow.service.inputs import rows_of_lines, stored_rows
@@ -289,7 +289,7 @@ class WorkflowRuns:
         spec = request.spec
         check_streamed(graph, spec.stream)
         models = called_models(graph, spec, self._models, mistakes)
-        check_output_objectives(spec.objective, graph.outputs)
+        check_wanted(spec.wanted, graph.outputs)
         for name in models:
             self._models.usable(name)
         given = rows_of_lines(request.rows) if isinstance(request.rows, bytes) else request.rows
