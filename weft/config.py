@@ -387,7 +387,8 @@ class WorkflowsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_waiting: int = 1000
     """Maximum number of waiting runs of a tenant; more are refused with 429."""
     max_run_bytes: int = 1 << 30
-    """Maximum total size of rows and results of a tenant's runs; no further run starts beyond it."""
+    """Maximum total size of rows and results of a tenant's runs. Beyond it no run starts, and one that grows past it
+    fails."""
     max_value_bytes: int = 512 << 20
     """Maximum total size of the values that nodes of a tenant's runs have made, of rows in progress. Beyond it, nodes
     fail; rows wait from half of it on."""
@@ -401,7 +402,7 @@ class WorkflowsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Maximum number of sessions of a tenant (`/v1/calls`)."""
     max_session_bytes: int = 256 << 20
     """Maximum total size of what a tenant submits to its sessions and of their values, as JSON. Beyond it, submissions
-    are refused."""
+    are refused and nodes fail."""
     session_idle_s: float = 600.0
     """A session without requests for this time ends."""
     planning: bool = True

@@ -309,3 +309,13 @@ def test_an_objective_that_does_not_exist_is_refused_by_the_server(weft, file, s
     assert result.exit_code != 0
     assert "objective" in result.stderr
     assert "soon" in result.stderr
+
+
+def test_results_that_are_held_have_a_size(weft, file):
+    rows = ("--row", "topic=the sea", *SMALL)
+    result = weft("workflow", "run", str(file), "--max-run-size", "10", *rows)
+    assert result.exit_code == 1
+    assert "10 bytes (max_run_bytes)" in result.stderr
+    assert weft("workflow", "run", str(file), "--max-run-size", "1MiB", *rows).exit_code == 0
+    for more in (("--max-run-size", "much"), ("--max-run-size", "1MiB", "--background", "--url", "http://127.0.0.1:9")):
+        assert weft("workflow", "run", str(file), *more, "--row", "topic=x").exit_code == 2

@@ -17,7 +17,7 @@ from weft.cli.local import local_llm
 from weft.cli.options import ENGINE_KEYS, takes_settings
 from weft.cli.run import refuse_flags_of_engines
 from weft.cli.run_values import EXIT_FAILED, ApiKey, Url, pair
-from weft.cli.settings import Settings, with_setting
+from weft.cli.settings import Settings, parse_size, with_setting
 from weft.cli.workflow_flags import Deadline, PinnedPart, Planned, Wanted, planned_options
 from weft.cli.workflow_runs import PREFIX, cancel, client_of, explain_served, list_runs, results, resume, show_run
 
@@ -110,6 +110,10 @@ def run(
     api_key: ApiKey = None,
     max_calls: Annotated[int | None, typer.Option(min=0, help="Calls of models that the run may make.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens, prompts included, that it may use.")] = None,
+    max_run_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Results that are held until the end, such as 4GiB; more fails. (1GiB)"),
+    ] = None,
     cache: Annotated[
         Path | None,
         typer.Option(help="Keep answers of greedy and seeded calls here, for later runs.", show_default=False),
@@ -139,11 +143,14 @@ def run(
     workflow = load_workflow(file)
     table = Rows(rows if rows is not None else [dict(pair(field, "--row") for field in row or [])])
     options: dict[str, Any] = {"limits": RunLimits(max_calls, max_tokens)} | ({"cache": cache} if cache else {})
+    options |= {"max_run_bytes": _size(max_run_size)} if max_run_size else {}
     options |= planned_options(plan, pinned_part, objective, deadline)
     display = None
     if stream:
         options["stream"] = stream
         display = TextDisplay(_write_err, alone=len(stream) == 1 and table.count() == 1)
+    if background and max_run_size:
+        raise typer.BadParameter("--background holds no results: workflows.max_run_bytes of the server bounds them")
     if background and (url is None or output is not None or workflow.functions):
         raise typer.BadParameter("--background needs --url, no --output, and no functions of Python, which run here")
     with ExitStack() as scope:
@@ -177,6 +184,13 @@ def run(
             _summarise(done, time.monotonic() - started_s)
     if done.errors:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def show(

@@ -37,7 +37,8 @@ _ALIVE = _STORED.add_columns(_run.server).where(_run.server.is_not(None)).order_
 _OWNER = select(_run.server).where(_THIS, _OF)
 _IDLE = select(_run.run).where(_THIS, _OF, _run.server.is_(None))
 _OWN = update(served_runs).where(_THIS).values(server=bindparam("by"), ended_s=None)
-_SAVE = update(served_runs).where(_THIS).values(record=bindparam("now"), size_bytes=bindparam("size"))
+_SAVE = update(served_runs).where(_THIS).values(record=bindparam("now"))
+_GROW = update(served_runs).where(_THIS).values(size_bytes=_run.size_bytes + bindparam("more"))
 _END = update(served_runs).where(_THIS).values(server=None, ended_s=bindparam("at_s"))
 _OLD = select(_run.run, _run.ended_s).where(_OF, _run.server.is_(None)).order_by(_run.ended_s.desc())
 _NEXT_INPUTS = (
@@ -77,6 +78,11 @@ _TRACED = (
     .order_by(workflow_traces.c.row)
 )
 _PUT_TRACE = upsert(workflow_traces)
+
+
+KNOWN_ROOM_BYTES = 4 << 20
+"""By which a tenant's runs may grow before their sizes are added up again: by so much, servers with the same data may
+exceed its limit together."""
 
 
 class NewRun(NamedTuple):
@@ -126,26 +132,26 @@ class NumberedResult(NamedTuple):
 class ServedRunTable:
     """The runs of a database. Every method raises `StorageFailed`."""
 
-    def __init__(self, database: Database):
+    def __init__(self, database: Database, max_bytes: int):
+        """`max_bytes`: rows and results of all runs of a tenant."""
         self._database = database
+        self._max_bytes = max_bytes
+        self._room: dict[str, int] = {}
+        """By tenant, bytes that are known to be free; of the thread that writes. A write that is repeated counts twice,
+        until sizes are added up again."""
 
     # ---- runs
 
-    def begin(self, new: NewRun, max_bytes: int) -> StoredRun:
+    def begin(self, new: NewRun) -> StoredRun:
         """Begin a run of this server. Returns it, or the run that began with the same key. Raises `QuotaExceeded` if
-        the tenant's runs exceed `max_bytes` with it. Blocks."""
+        the tenant's runs have no room for it. Blocks."""
 
         def work(connection: Connection) -> StoredRun:
             if new.key is not None:
                 known = connection.execute(_KEYED, {"of_tenant": new.tenant, "of_key": new.key}).one_or_none()
                 if known is not None:
                     return StoredRun(*known)
-            size = connection.execute(_SIZE, {"of_tenant": new.tenant}).scalar() or 0
-            if size + new.size_bytes > max_bytes:
-                raise QuotaExceeded(
-                    f"Rows and results of your runs take {size:,} bytes, and {new.size_bytes:,} more would exceed "
-                    f"{max_bytes:,} (workflows.max_run_bytes): delete some runs first."
-                )
+            self._take_room(connection, new.tenant, new.size_bytes, "delete some runs first")
             fields: dict[str, Any] = {"run": new.run, "tenant": new.tenant, "key": new.key, "record": new.record}
             fields |= {"created_s": new.created_s, "size_bytes": new.size_bytes, "server": self._server}
             connection.execute(insert(served_runs).values(**fields))
@@ -198,34 +204,32 @@ class ServedRunTable:
 
         return self._database.write(work, tenant).result()
 
-    def reopen(self, tenant: str, run: str, record: bytes, size_bytes: int) -> bool:
+    def reopen(self, tenant: str, run: str, record: bytes) -> bool:
         """Make a run that has ended one of this server. Returns whether it had ended. Blocks."""
 
         def work(connection: Connection) -> bool:
             if connection.execute(_IDLE, {"this": run, "of_tenant": tenant}).scalar() is None:
                 return False
             connection.execute(_OWN, {"this": run, "by": self._server})
-            connection.execute(_SAVE, {"this": run, "now": record, "size": size_bytes})
+            connection.execute(_SAVE, {"this": run, "now": record})
             return True
 
         return self._database.write(work, tenant).result()
 
-    def save(self, tenant: str, run: str, record: bytes, size_bytes: int) -> Future[None]:
+    def save(self, tenant: str, run: str, record: bytes) -> Future[None]:
         """Replace the record of a run in progress. The future is done after the commit, as those of the others."""
 
         def work(connection: Connection) -> None:
-            connection.execute(_SAVE, {"this": run, "now": record, "size": size_bytes})
+            connection.execute(_SAVE, {"this": run, "now": record})
 
         return self._database.write(work, tenant)
 
-    def end(
-        self, tenant: str, run: str, record: bytes, size_bytes: int, ended_s: float, *, is_complete: bool
-    ) -> Future[None]:
+    def end(self, tenant: str, run: str, record: bytes, ended_s: float, *, is_complete: bool) -> Future[None]:
         """Replace the record of a run that has ended. One that is complete is never resumed, so values of its nodes
         go; its inputs stay, to explain it by."""
 
         def work(connection: Connection) -> None:
-            connection.execute(_SAVE, {"this": run, "now": record, "size": size_bytes})
+            connection.execute(_SAVE, {"this": run, "now": record})
             connection.execute(_END, {"this": run, "at_s": ended_s})
             if is_complete:
                 connection.execute(_FORGET_TASKS, {"this": run})
@@ -271,9 +275,13 @@ class ServedRunTable:
     def end_row(
         self, tenant: str, run: str, number: int, row: int, result: bytes, *, failed: bool, calls: bytes = b""
     ) -> Future[None]:
-        """Keep the result of a row, and what is to be kept of its calls, instead of its nodes' values."""
+        """Keep the result of a row, and what is to be kept of its calls, instead of its nodes' values. The future
+        raises `QuotaExceeded` if the tenant's runs have no room for it."""
 
         def work(connection: Connection) -> None:
+            size = len(result) + len(calls)
+            self._take_room(connection, tenant, size, "delete some runs, then resume this one")
+            connection.execute(_GROW, {"this": run, "more": size})
             connection.execute(_PUT_ROW, {"run": run, "row": row, "result": result})
             connection.execute(_PUT_ENDING, {"run": run, "number": number, "row": row, "failed": int(failed)})
             connection.execute(_FORGET_ROW, {"this": run, "this_row": row})
@@ -314,6 +322,18 @@ class ServedRunTable:
             return page
 
         return self._database.read(work)
+
+    def _take_room(self, connection: Connection, tenant: str, size: int, advice: str) -> None:
+        """Count bytes that are about to be written. Raises `QuotaExceeded`."""
+        if size > self._room.get(tenant, 0):
+            used = connection.execute(_SIZE, {"of_tenant": tenant}).scalar() or 0
+            if used + size > self._max_bytes:
+                raise QuotaExceeded(
+                    f"Rows and results of your runs take {used:,} bytes, and {size:,} more would exceed "
+                    f"{self._max_bytes:,} (workflows.max_run_bytes): {advice}."
+                )
+            self._room[tenant] = min(self._max_bytes - used, max(KNOWN_ROOM_BYTES, size))
+        self._room[tenant] -= size
 
     def _one(self, query: Select[Any], values: dict[str, str]) -> StoredRun | None:
         def work(connection: Connection) -> StoredRun | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TextIO, TypedDict, Unpack
 import msgspec
 
 from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed, Unsupported
+from weft.config import WorkflowsConfig
 from weft.loop_thread import LoopThread, streamed
 from weft.store.answers import AnswerTable
 from weft.store.database import FILE, Database
@@ -33,6 +34,7 @@ from weft.workflow.passes import optimise
 from weft.workflow.planning import check_statistics, explain_run, unknown_server
 from weft.workflow.remote import ServerRun, WorkflowServer
 from weft.workflow.run.backend import ModelBackend
+from weft.workflow.run.bounds import EvaluationBudget
 from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency, Driver, RunServices
 from weft.workflow.run.feed import FeedReader, RunFeed, RunNews
 from weft.workflow.run.instructions import AwaitExternal, FeedChanged, RowDone, RunLimits
@@ -42,9 +44,12 @@ from weft.workflow.run.order import row_by_row
 from weft.workflow.run.planned_order import PlannedOrder
 from weft.workflow.run.planning import PlanSources, RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
-from weft.workflow.run.results import RowResult, RunResults, result_of
+from weft.workflow.run.results import HeldResults, RowResult, RunResults, result_of
 from weft.workflow.run.settings import PlanSettings, check_wanted, plan_settings
 from weft.workflow.run.state import RunState
+
+_DEFAULTS = WorkflowsConfig()
+"""A run of this process has the bounds of one on a server, unless the caller says others."""
 
 
 class WorkflowHost(NamedTuple):
@@ -88,6 +93,11 @@ class RunOptions(TypedDict, total=False):
     external: Callable[[AwaitExternal], Awaitable[Any]]
     """Gives the values of `external` nodes."""
     limits: RunLimits
+    max_run_bytes: int
+    """Bytes of the results that `run` holds until its end, as JSON (1 GiB); past them the run fails. `stream` holds
+    none."""
+    max_value_bytes: int
+    """Bytes of the values of rows in progress (512 MiB); what is past them fails, and rows wait from half of it on."""
     concurrency: Concurrency
     function_timeout_s: float
     optimise: bool
@@ -138,7 +148,8 @@ class GraphRun:
         self._wanted = WantedOutputs(options.get("objective", "throughput"), options.get("deadline_s"))
         check_wanted(self._wanted, graph.outputs)
         self._order = PlannedOrder(row_by_row(self._runs), self._settings, self._wanted, lambda: self._elapsed_s or 0.0)
-        self.state = RunState(self._runs, self._order, options.get("limits"), self._order.hints)
+        budget = value_budget(options)
+        self.state = RunState(self._runs, self._order, options.get("limits"), self._order.hints, budget=budget)
         self.planner: RunPlanner | None = None
         """None: calls run row by row."""
         self.journal: RunJournal | None = None
@@ -343,6 +354,12 @@ async def opened_services(options: RunOptions, backend: ModelBackend, model: str
             await asyncio.to_thread(database.close)
 
 
+def value_budget(options: Mapping[str, Any]) -> EvaluationBudget:
+    """What the values of a run or a session of this process may hold. Its nodes may be evaluated any number of times:
+    they take nobody else's time."""
+    return EvaluationBudget(options.get("max_value_bytes", _DEFAULTS.max_value_bytes), "max_value_bytes", None)
+
+
 def model_identity(on: Target, options: RunOptions) -> str:
     """What answers depend on besides the calls."""
     model = on if isinstance(on, str) else on.workflow_host().model
@@ -403,7 +420,7 @@ def run(
         raise InvalidRequest("stream and starts are told to `listen`: give one, or call stream()", "listen")
     one = _run_on(graph, rows, on, options)
     shows = sys.stderr.isatty() if progress is None else progress
-    results = []
+    held = HeldResults(options.get("max_run_bytes", _DEFAULTS.max_run_bytes))
     is_kept = False
     with ExitStack() as stack:
         if isinstance(out, (str, Path)):
@@ -417,15 +434,15 @@ def run(
                 if listen is not None:
                     listen(result)
                 continue
-            results.append(result)
+            line = held.add(result)
             show(one.counts)
             if out is not None:
                 try:
-                    out.write(msgspec.json.encode(result.to_dict()).decode() + "\n")
+                    out.write(line.decode() + "\n")
                     out.flush()
                 except OSError as error:
                     raise _unwritten(error, is_kept) from error
-    return RunResults(results, one.counts, one.measured(), one.explain)
+    return RunResults(held.rows, one.counts, one.measured(), one.explain)
 
 
 @contextmanager

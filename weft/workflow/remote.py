@@ -47,6 +47,7 @@ _HERE = {
     "cache": "a server keeps its own prompt cache",
     "api_key": "the client has its own key",
     "statistics": "the server plans its runs itself",
+    "max_value_bytes": "the server has a bound of its own (workflows.max_value_bytes)",
 }
 """Options of runs on models -> why a run on a server has none."""
 

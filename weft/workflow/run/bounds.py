@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from weft.abi.errors import LimitExceeded
 from weft.workflow.graph.values import AnswerValue
 
@@ -28,8 +30,8 @@ MAX_EVALUATIONS = 1_000_000
 class EvaluationBudget:
     """The bounds of rows in progress that share them, such as those of a tenant."""
 
-    def __init__(self, max_bytes: int, setting: str, max_evaluations: int = MAX_EVALUATIONS):
-        """`setting` names `max_bytes` in errors. A row has at most `max_evaluations`."""
+    def __init__(self, max_bytes: int, setting: str, max_evaluations: int | None = MAX_EVALUATIONS):
+        """`setting` names `max_bytes` in errors. A row has at most `max_evaluations`, None: any number."""
         self.max_bytes = max_bytes
         self.max_evaluations = max_evaluations
         self.held_bytes = 0
@@ -91,7 +93,7 @@ class RowCosts:
         if self._budget is not None and row in self._evaluations:
             self._evaluations[row] += 1
             most = self._budget.max_evaluations
-            if self._evaluations[row] > most:
+            if most is not None and self._evaluations[row] > most:
                 raise LimitExceeded(f"a row may evaluate {most:,} nodes, rounds and items counted", "evaluations")
 
     def read(self, value: Any) -> None:
@@ -128,6 +130,13 @@ def made_bytes(value: Any) -> int:
     if isinstance(value, str):
         return sys.getsizeof(value)
     return ITEM_BYTES * len(value) if isinstance(value, (list, tuple)) else 0
+
+
+def given_bytes(value: Any) -> int:
+    """Bytes of a value from outside: a text, or a list or an object as JSON, which is new in all its parts."""
+    if isinstance(value, AnswerValue):
+        value = value.value
+    return len(msgspec.json.encode(value)) if isinstance(value, (list, tuple, Mapping)) else made_bytes(value)
 
 
 def is_flat(values: Mapping[str, Any]) -> bool:

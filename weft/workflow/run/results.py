@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from weft.abi.errors import Unsupported
+import msgspec
+
+from weft.abi.errors import LimitExceeded, Unsupported
 from weft.workflow.actuals import RunCounts
 from weft.workflow.run.instructions import RowDone
 from weft.workflow.run.value_errors import kind_of
@@ -55,6 +57,28 @@ def result_of(done: RowDone) -> RowResult:
     error = done.failure.error
     kind = kind_of(error)
     return RowResult(done.row, done.outputs, RowMistake(done.row, done.failure.node, str(error) or kind, kind))
+
+
+class HeldResults:
+    """The results that a run keeps for its end, in so many bytes as JSON."""
+
+    def __init__(self, max_bytes: int):
+        self.rows: list[RowResult] = []
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    def add(self, result: RowResult) -> bytes:
+        """Keep a result. Returns it as JSON. Raises `LimitExceeded` where there is no room; then it is not kept."""
+        encoded = msgspec.json.encode(result.to_dict())
+        if self._num_bytes + len(encoded) > self._max_bytes:
+            raise LimitExceeded(
+                f"the results of the run have more than {self._max_bytes:,} bytes (max_run_bytes): raise it, or take "
+                "rows one by one with stream()",
+                "max_run_bytes",
+            )
+        self._num_bytes += len(encoded)
+        self.rows.append(result)
+        return encoded
 
 
 class RunResults(Sequence[RowResult]):

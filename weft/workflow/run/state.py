@@ -24,7 +24,7 @@ from weft.workflow.graph.nodes import (
     count_nodes,
 )
 from weft.workflow.graph.values import RowError, plain
-from weft.workflow.run.bounds import EvaluationBudget
+from weft.workflow.run.bounds import EvaluationBudget, given_bytes
 from weft.workflow.run.calls import ModelAnswer, trace_of, value_of_answer
 from weft.workflow.run.evaluation import Asked, Evaluation, site_of
 from weft.workflow.run.frames import OUTPUTS, BodyPlan, Frame, RowFailure
@@ -128,16 +128,14 @@ class RunState(Evaluation):
             task = self._tasks.pop(each)
             assert isinstance(task.node, LlmNode)
             try:
-                value: Any = value_of_answer(task.node, call.request, answer)
+                self._settle_given(each, task, value_of_answer(task.node, call.request, answer))
             except RowError as error:
-                value = RowFailure(each.path, error)
-            self._settle(task.frame, task.node.id, value)
+                self._settle(task.frame, task.node.id, RowFailure(each.path, error))
         self._work()
 
     def returned(self, name: TaskName, value: Any) -> None:
         """A function or program returned, or a value came from outside."""
-        task = self._tasks.pop(name)
-        self._settle(task.frame, task.node.id, value)
+        self._settle_given(name, self._tasks.pop(name), value)
         self._work()
 
     def failed(self, name: TaskName, error: Exception, now: float) -> None:
@@ -288,6 +286,14 @@ class RunState(Evaluation):
         for each in equals[1:]:
             self._ledger.note(each.row, self._tasks[each].label, merged)
         return equals
+
+    def _settle_given(self, name: TaskName, task: _Task, value: Any) -> None:
+        """Give a node a value from outside. Without room for it the node fails."""
+        try:
+            self._hold(task.frame, given_bytes(value))
+        except LimitExceeded as error:
+            value = RowFailure(name.path, error)
+        self._settle(task.frame, task.node.id, value)
 
     def _settle(self, frame: Frame, node_id: str, value: Any) -> None:
         super()._settle(frame, node_id, value)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from weft.abi.errors import ConfigError
+from weft.abi.errors import ConfigError, QuotaExceeded
 from weft.endpoints.models import Models
 from weft.store.answers import AnswerTable
 from weft.store.served_runs import Endings, ServedRunTable
@@ -71,6 +71,7 @@ class _Unwritten(NamedTuple):
 
     written: Future[None]
     failed: bool
+    size_bytes: int
 
 
 class _Prepared(NamedTuple):
@@ -111,7 +112,7 @@ class RunExecution:
 
     async def carry_out(self) -> None:
         """Run all rows that have not ended. Raises what ends the run: `ConfigError` if models are not what they were,
-        `StorageFailed`."""
+        `QuotaExceeded` where there is no room for a result, `StorageFailed`."""
         record = self._run.record
         if weights_of(self._models, record.models) != record.weights:
             raise ConfigError("the models' weights or precision are not those with which this run began: start it anew")
@@ -127,7 +128,10 @@ class RunExecution:
                 await self._drive(prepared)
                 await self._unwritten.put(None)
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            error = errors.exceptions[0]
+            if isinstance(error, QuotaExceeded):
+                await self._confirm_others(prepared.state)
+            raise error from None
         finally:
             self._count(prepared.state)
             prepared.statistics.keep(prepared.state.measured())
@@ -204,7 +208,7 @@ class RunExecution:
         turn = self._evaluations.turn(record.tenant)
         journal, planner, feed = prepared.journal, prepared.planner, prepared.feed
         driver = Driver(prepared.state, rows, services, concurrency, journal, planner, feed, turn)
-        size_bytes = record.size_bytes
+        size_bytes = 0
         async with aclosing(rows), aclosing(driver.results()) as results:
             async for done in results:
                 assert isinstance(done, RowDone)
@@ -212,18 +216,18 @@ class RunExecution:
                 number += 1
                 result = self._write(number, done)
                 await self._unwritten.put(result)
-                if self._run.record.size_bytes - size_bytes > MAX_UNWRITTEN_BYTES:
+                size_bytes += result.size_bytes
+                if size_bytes > MAX_UNWRITTEN_BYTES:
                     await asyncio.wait([asyncio.wrap_future(result.written)])
-                    size_bytes = self._run.record.size_bytes
+                    size_bytes = 0
 
     def _write(self, number: int, done: RowDone) -> _Unwritten:
         record, failed = self._run.record, done.failure is not None
         encoded = msgspec.json.encode(result_of(done).to_dict())
         calls = msgspec.json.encode(done.calls) if done.calls else b""
-        self._run.update(size_bytes=record.size_bytes + len(encoded) + len(calls))
         end_row = self._tables.runs.end_row
         written = end_row(record.tenant, record.id, number, done.row, encoded, failed=failed, calls=calls)
-        return _Unwritten(written, failed)
+        return _Unwritten(written, failed, len(encoded) + len(calls))
 
     def _count(self, state: RunState, *, ended: int = 0, failed: int = 0) -> None:
         """Note what calls have done; rows count once their results can be read."""
@@ -234,15 +238,26 @@ class RunExecution:
     async def _confirm(self, state: RunState) -> None:
         """Wait for each result to be committed, then let it be read. Raises `StorageFailed`."""
         while (result := await self._unwritten.get()) is not None:
-            await asyncio.wrap_future(result.written)
-            self._count(state, ended=1, failed=int(result.failed))
-            self._totals.rows.add("failed" if result.failed else "finished")
+            await self._confirm_one(state, result)
             if self._unwritten.empty():
                 self._save()
 
+    async def _confirm_one(self, state: RunState, result: _Unwritten) -> None:
+        await asyncio.wrap_future(result.written)
+        self._count(state, ended=1, failed=int(result.failed))
+        self._totals.rows.add("failed" if result.failed else "finished")
+
+    async def _confirm_others(self, state: RunState) -> None:
+        """One result had no room. Others that are on their way may have."""
+        while not self._unwritten.empty():
+            result = self._unwritten.get_nowait()
+            if result is not None:
+                with suppress(QuotaExceeded):
+                    await self._confirm_one(state, result)
+
     def _save(self) -> None:
         record = self._run.record
-        self._tables.runs.save(record.tenant, record.id, msgspec.json.encode(record), record.size_bytes)
+        self._tables.runs.save(record.tenant, record.id, msgspec.json.encode(record))
 
 
 def at_once(state: RunState, record: WorkflowRunRecord) -> Concurrency:

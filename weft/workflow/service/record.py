@@ -77,8 +77,6 @@ class WorkflowRunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What rows that have ended did: where a later execution goes on."""
     largest_row: int
     """Bytes of the largest row of inputs."""
-    size_bytes: int
-    """Of all inputs and results."""
     executed: str = ""
     """The digest of what the optimiser made of the graph; empty before the first start. Values of nodes are those of
     this graph."""
@@ -113,7 +111,6 @@ def decoded_run(stored: StoredRun) -> WorkflowRunRecord:
             finished_s=stored.created_s,
             num_rows=0,
             largest_row=1,
-            size_bytes=stored.size_bytes,
             request="",
             is_readable=False,
         )

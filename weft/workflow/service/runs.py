@@ -250,7 +250,7 @@ class WorkflowRuns:
         await self._library.find(tenant, record.workflow)
         record = msgspec.structs.replace(record, status="queued", error=None, finished_s=None)
         reopen = self._tables.runs.reopen
-        if await asyncio.to_thread(reopen, tenant, id, msgspec.json.encode(record), record.size_bytes):
+        if await asyncio.to_thread(reopen, tenant, id, msgspec.json.encode(record)):
             return self._add(WorkflowRun(record))
         return await self.find(tenant, id)
 
@@ -263,7 +263,7 @@ class WorkflowRuns:
         record, new = await self._evaluations.on_thread(tenant, new_run)
         run = self._starting[record.id] = WorkflowRun(record)
         try:
-            stored = await asyncio.to_thread(self._tables.runs.begin, new, self._config.max_run_bytes)
+            stored = await asyncio.to_thread(self._tables.runs.begin, new)
             known = decoded_run(stored)
             if known.id == record.id:
                 self._forget_old(tenant)
@@ -297,7 +297,6 @@ class WorkflowRuns:
         asked = hashlib.sha256(msgspec.json.encode([workflow.id, spec], order="deterministic"))
         for _, chunk in rows.chunks:
             asked.update(chunk)
-        size = sum(len(chunk) for _, chunk in rows.chunks)
         record = WorkflowRunRecord(
             id=new_workflow_run_id(),
             tenant=tenant,
@@ -310,7 +309,6 @@ class WorkflowRuns:
             created_s=time.time(),
             num_rows=rows.num_rows,
             largest_row=rows.largest,
-            size_bytes=size,
             request=asked.hexdigest(),
         )
         encoded = msgspec.json.encode(record)
@@ -364,9 +362,7 @@ class WorkflowRuns:
         except asyncio.CancelledError:
             if run.id not in self._cancelled:
                 # The server shuts down: the record stays that of a run in progress.
-                self._tables.runs.save(
-                    run.record.tenant, run.id, msgspec.json.encode(run.record), run.record.size_bytes
-                )
+                self._tables.runs.save(run.record.tenant, run.id, msgspec.json.encode(run.record))
                 raise
         except WeftError as raised:
             error = raised
@@ -412,7 +408,7 @@ class WorkflowRuns:
         record = self._unstored[id].record
         encoded, ended_s = msgspec.json.encode(record), record.finished_s or 0.0
         end, is_complete = self._tables.runs.end, record.status == "finished"
-        await asyncio.wrap_future(end(record.tenant, id, encoded, record.size_bytes, ended_s, is_complete=is_complete))
+        await asyncio.wrap_future(end(record.tenant, id, encoded, ended_s, is_complete=is_complete))
         self._unstored.pop(id, None)
 
     def _forget_old(self, tenant: str) -> None:

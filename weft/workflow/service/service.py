@@ -36,7 +36,7 @@ class WorkflowService:
         self.evaluations = ServedEvaluations(config, self._threads)
         self.variables = WaitingVariables(WorkflowVariableTable(self._database), self._threads)
         tables = RunTables(
-            ServedRunTable(self._database),
+            ServedRunTable(self._database, config.max_run_bytes),
             WorkflowRunTable(self._database),
             AnswerTable(self._database, config.max_cache_bytes),
             self.variables,

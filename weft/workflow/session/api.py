@@ -20,7 +20,7 @@ import httpx
 
 from weft.loop_thread import LoopThread
 from weft.workflow.actuals import RunCounts
-from weft.workflow.api import RunOptions, Target, model_identity, opened_services
+from weft.workflow.api import RunOptions, Target, model_identity, opened_services, value_budget
 from weft.workflow.backend.openai import CONNECT_S, SILENCE_S, OpenAIBackend
 from weft.workflow.criteria import Criterion
 from weft.workflow.frontend.trace import FlowError, tracing, untraced
@@ -33,7 +33,7 @@ from weft.workflow.session.remote import RemoteSession, check_remote, has_sessio
 from weft.workflow.session.run import SessionRun
 from weft.workflow.session.trace import SessionTrace
 
-_OF_CLIENTS = {"limits", "concurrency", "cache"}
+_OF_CLIENTS = {"limits", "concurrency", "cache", "max_value_bytes"}
 """Options that only a session whose graph grows in the client has."""
 
 
@@ -47,6 +47,8 @@ class SessionOptions(TypedDict, total=False):
     concurrency: Concurrency
     function_timeout_s: float
     cache: str | Path
+    max_value_bytes: int
+    """Of all values of the session."""
     model: str
     api_key: str
 
@@ -194,7 +196,8 @@ class WorkflowSession:
             _backend(self._on, options) as backend,
             opened_services(given, backend, model_identity(self._on, given)) as services,
         ):
-            run = SessionRun(self.id, services, options.get("concurrency"), options.get("limits"))
+            limits, budget = options.get("limits"), value_budget(options)
+            run = SessionRun(self.id, services, options.get("concurrency"), limits, budget=budget)
             try:
                 yield run
             finally:
@@ -233,7 +236,8 @@ async def _backend(on: Target, options: SessionOptions) -> AsyncGenerator[ModelB
 
 def session(on: Target, **options: Unpack[SessionOptions]) -> WorkflowSession:
     """A session, for `with` or `async with`. `on` is a `weft.LLM`, or the address of a server with OpenAI's API. On a
-    server of ours the graph grows there; with `limits`, `concurrency` or `cache`, which are a client's, it grows here.
+    server of ours the graph grows there; with `limits`, `concurrency`, `cache` or `max_value_bytes`, which are a
+    client's, it grows here.
 
     Leaving the block cancels the calls that are in progress: what is wanted is asked for within it, by `get` of a
     variable or `wait` of the session."""
