@@ -100,3 +100,51 @@ def test_what_operations_computed_adds_up_to_the_engine_s_counter(seed: int) -> 
     for seq, _ in opened:
         driver.send(wire.Release(seq=seq))
     driver.run()
+
+
+def turn(driver: Driver, prompt: list[int]) -> list[int]:
+    """A finished turn, whose client may go on. Returns all of its tokens."""
+    seq, op = begin(driver, prompt, limit=20)
+    driver.run()
+    driver.send(wire.Release(seq=seq, kind="chat"))
+    driver.run()
+    return [*prompt, *tokens_of(driver, op)]
+
+
+def continued(driver: Driver, prompt: list[int]) -> tuple[int, int]:
+    """Cached and continued tokens of a request."""
+    seq, op = begin(driver, prompt)
+    driver.run()
+    usage = ends(driver)[op].usage
+    assert started(driver, op).num_continued_tokens == usage.num_continued_tokens
+    driver.send(wire.Release(seq=seq))
+    driver.run()
+    return usage.num_cached_tokens, usage.num_continued_tokens
+
+
+def test_every_request_that_goes_on_with_a_finished_turn_continues_it() -> None:
+    driver = Driver(num_device_pages=64, page_size=16, intercept=make_policy("lru"), max_context=400)
+    whole = turn(driver, list(range(100)))
+    assert continued(driver, [*whole, 7, 8]) == (119, 119)
+    cached, again = continued(driver, [*whole, 9, 9, 9])
+    assert cached == again >= 112, "the second branch of a conversation continues the same turn"
+
+
+def test_a_request_with_another_answer_continues_the_turn_as_far_as_it_has_it() -> None:
+    driver = Driver(num_device_pages=64, page_size=16, intercept=make_policy("lru"), max_context=400)
+    prompt = list(range(100))
+    whole = turn(driver, prompt)
+    other = [*whole[:114], 1, 1, 1, 1, 1]
+    cached, found = continued(driver, other)
+    assert 112 <= cached == found <= 114
+    assert continued(driver, [*prompt[:80], 3, 3, 3, 3]) == (80, 0), "that is not its prompt"
+
+
+def test_found_tokens_behind_the_turn_are_cached_and_not_continued() -> None:
+    driver = Driver(num_device_pages=64, page_size=16, intercept=make_policy("lru"), max_context=400)
+    whole = turn(driver, list(range(100)))
+    longer = [*whole, *range(200, 260)]
+    continued(driver, longer)
+    cached, found = continued(driver, [*longer[:-1], 1, 2])
+    assert cached >= 160
+    assert found in (119, 120)

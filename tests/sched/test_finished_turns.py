@@ -113,9 +113,9 @@ def test_a_turn_is_continued_for_the_first_time_once() -> None:
     for tokens, expected in (
         (SYSTEM + OPEN, None),
         ([*SYSTEM[:-1], 99, *OPEN, 7, 8, 9], None),
-        ([*turn, *END], ("chat", None, True)),
-        ([*turn, 55], ("chat", None, False)),
-        ([*turn[:-1], 55], ("chat", 44, False)),
+        ([*turn, *END], ("chat", None, True, 45)),
+        ([*turn, 55], ("chat", None, False, 45)),
+        ([*turn[:-1], 55], ("chat", 44, False, 44)),
     ):
         found = turns.find(pack_tokens(tokens), numbers(tokens))
         assert found == expected

@@ -34,6 +34,7 @@ class _Turn(NamedTuple):
     """Its tokens from the opening of its answer on."""
     opening: bytes
     """The last tokens of its prompt, with which `tail` begins."""
+    num_tokens: int
 
 
 class ContinuedTurn(NamedTuple):
@@ -45,6 +46,9 @@ class ContinuedTurn(NamedTuple):
     """Index of the first token that differs from it; None: the request has the whole turn."""
     is_first: bool
     """Whether no request has continued it before."""
+    num_tokens: int
+    """Its first tokens, prompt and answer, that the request has; of a tail that is not known whole, as many as may
+    be."""
 
 
 class FinishedTurns:
@@ -69,7 +73,7 @@ class FinishedTurns:
         those of its prefixes, the empty one included, up to at least the prompt."""
         start = max(num_prompt - MAX_OPENING, 0)
         first, opened, last = (place * TOKEN_BYTES for place in (start, num_prompt, start + MAX_TAIL))
-        turn = _Turn(kind, tokens[first:last], tokens[first:opened])
+        turn = _Turn(kind, tokens[first:last], tokens[first:opened], len(tokens) // TOKEN_BYTES)
         place = self._next
         if place == len(self._turns):
             self._turns.append(turn)
@@ -99,7 +103,8 @@ class FinishedTurns:
         if not is_continued or end == len(tokens) // TOKEN_BYTES:
             return None
         is_first, self._is_new[place] = bool(self._is_new[place]), False
-        return ContinuedTurn(self._turns[place].kind, None if is_whole else end, is_first)
+        turn = self._turns[place]
+        return ContinuedTurn(turn.kind, None if is_whole else end, is_first, turn.num_tokens if is_whole else end)
 
 
 def _common_end(opening: bytes, tokens: bytes) -> int:

@@ -410,7 +410,7 @@ class Interception:
 
     def first_found(self, sequence: Sequence, tokens: bytes, num_found: int) -> None:
         """A sequence with these tokens got its first KV, that of `num_found` tokens: note which of the others had some
-        before, and where it stops to be the turn that it continues."""
+        before, how many of them are of the turn that it continues, and where it stops to be that turn."""
         sequence.high_water = num_found
         given_up = self._cache.tiers.given_up
         if not given_up and not self._turns:
@@ -421,6 +421,7 @@ class Interception:
         turn = self._turns.find(tokens, numbers)
         if turn is not None:
             sequence.first_different = turn.first_different
+            sequence.sources.continued = max(sequence.sources.continued, turn.num_tokens)
             if turn.is_first:
                 self._count_found(sequence, turn.kind, min(sequence.high_water, len(sequence.tokens) - 1))
 

@@ -17,7 +17,8 @@ class CallUsage(NamedTuple):
     """Of the prompt, those whose KV was there."""
     output_tokens: int = 0
     continued_tokens: int = 0
-    """Of the cached ones, those of the finished turn that the prompt continues; 0 where the server does not say."""
+    """Of the cached ones, those of the finished turn that the prompt continues: its prompt, and its answer as far as
+    the prompt has it. 0 where the server does not say."""
     prefill_tokens: int = 0
     """Of the prompt, those that went through a forward; twice where they had to be computed twice."""
 
@@ -36,7 +37,7 @@ class CallCounts(NamedTuple):
     """Of the prompts, those whose KV was there."""
     output_tokens: int = 0
     continued_tokens: int = 0
-    """Of the cached ones, those of finished turns that prompts continue."""
+    """Of the cached ones, as in `CallUsage`."""
     prefill_tokens: int = 0
     """Of the prompts, those that went through a forward."""
 
@@ -91,7 +92,7 @@ class CallTrace(NamedTuple):
     cached_tokens: int
     """Of the prompt, those whose KV was there."""
     continued_tokens: int
-    """Of these, those of the finished turn that the prompt continues."""
+    """Of these, as in `CallUsage`."""
     prefill_tokens: int
     """Of the prompt, those that went through a forward."""
     output_tokens: int

@@ -56,6 +56,7 @@ def test_the_sums_are_the_engine_s_counters(tiny: LLM) -> None:
     assert actual["prompt_tokens"] == after.prompt_tokens - before.prompt_tokens
     assert actual["prefill_tokens"] == after.prefill_tokens - before.prefill_tokens
     assert actual["output_tokens"] == after.generated_tokens - before.generated_tokens
+    assert actual["cached_tokens"] + actual["continued_tokens"] == after.prefix_hits - before.prefix_hits
     assert actual["calls"] == 6
     assert actual["continued_tokens"] > 0
     assert actual["prompt_tokens"] == sum(
@@ -72,6 +73,34 @@ def test_the_sums_are_the_engine_s_counters(tiny: LLM) -> None:
     assert actual["seconds"] > 0
     for call in made["timeline"]:
         assert 0 < call["sent_s"] <= call["started_s"] <= call["ended_s"]
+
+
+@weft.flow
+def branched(topic: Any) -> Any:
+    story = ops.llm([ops.system("You tell short stories to children."), ops.user(topic)], max_tokens=12, temperature=0)
+    ends = [ops.llm([story.chat, ops.user(end)], max_tokens=6, temperature=0) for end in ("Go on.", "End it.")]
+    last = ops.llm([ends[1].chat, ops.user("And then?")], max_tokens=6, temperature=0)
+    return {"one": ends[0], "last": last}
+
+
+@pytest.mark.parametrize("planning", [True, False])
+def test_plan_usage_and_actuals_mean_the_same_by_continued(tiny: LLM, planning: bool) -> None:
+    """Each branch of a conversation continues the turn before it: its prompt and its answer."""
+    rows = [{"topic": f"{topic} and a {planning} friend"} for topic in ("a fox", "a whale", "an owl")]
+    before = tiny.stats()
+    results = branched.run(rows, on=tiny, planning=planning)
+    after = tiny.stats()
+    made = results.explain().to_dict()
+    actual, by_node = made["actual"], made["actual_by_node"]
+    assert actual["cached_tokens"] + actual["continued_tokens"] == after.prefix_hits - before.prefix_hits
+    assert by_node["llm_1"]["continued_tokens"] == made["by_node"]["llm_1"]["continued_tokens"] == 0
+    first, expected = by_node["llm_1"], made["by_node"]
+    for node in ("llm_2", "llm_3", "llm_4"):
+        # What a tokenizer makes of an answer may begin otherwise than the tokens that were generated.
+        assert by_node[node]["continued_tokens"] >= first["prompt_tokens"] - 16 * len(rows)
+        assert expected[node]["continued_tokens"] >= first["prompt_tokens"] - 16 * len(rows)
+        assert by_node[node]["cached_tokens"] <= 16 * len(rows)
+    assert results.counts.calls.continued_tokens == actual["continued_tokens"]
 
 
 def test_starts_tell_what_the_engine_continues(tiny: LLM) -> None:

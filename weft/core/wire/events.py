@@ -84,7 +84,9 @@ class OperationUsage(msgspec.Struct, frozen=True, array_like=True):
     """Where the sequence continues a finished turn, the first of its tokens that differs from that turn's; None: it has
     the whole turn, or continues none."""
     num_continued_tokens: int = 0
-    """Of the cached ones, those of KV that the sequence goes on from: its own, its parent's, or a finished turn's."""
+    """Of the cached ones, those of what the sequence goes on from: of the prompt and the answer of the finished turn
+    that it continues, or of its own and its parent's KV. Those behind it, and of prefixes that are merely alike, are
+    not."""
     num_prefill_tokens: int = 0
     """Known tokens that went through a forward since the operation before ended, recomputation included. Of operations
     that have ended these add up to the engine's counter."""

@@ -226,7 +226,11 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
         int, Meta(description="Prompt tokens whose KV was found instead of computed, on the device or the host.")
     ] = 0
     continued_tokens: Annotated[
-        int, Meta(description="Of the cached tokens, those of the finished turn that the prompt continues.")
+        int,
+        Meta(
+            description="Of the cached tokens, those of the finished turn that the prompt continues: its prompt, and "
+            "its answer as far as the prompt has it."
+        ),
     ] = 0
     host_tokens: Annotated[
         int, Meta(description="Of the cached tokens, those whose KV was brought back from the host.")

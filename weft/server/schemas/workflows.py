@@ -197,7 +197,7 @@ class NodeCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Of the prompts, those whose KV was there."""
     output_tokens: int
     continued_tokens: int
-    """Of the cached ones, those of finished turns that prompts continue."""
+    """Of the cached ones, those of the finished turns that prompts continue: their prompts and answers."""
     prefill_tokens: int
     """Of the prompts, those that went through a forward; more than the rest where some had to be computed twice."""
 
@@ -312,7 +312,7 @@ class StartedCall(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None
     """Of the prompt, those whose KV was there."""
     continued_tokens: int | None
-    """Of these, those of the finished turn that the prompt continues."""
+    """Of these, those of the finished turn that the prompt continues: its prompt and its answer."""
 
 
 class WorkflowEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

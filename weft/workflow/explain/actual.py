@@ -13,12 +13,12 @@ from weft.workflow.planner.predict import Predicted
 _COMPARED = (
     ("calls", "calls"),
     ("prompt", "prompt_tokens"),
-    ("found", ""),
+    ("cached", "cached_tokens"),
+    ("continued", "continued_tokens"),
     ("prefill", "prefill_tokens"),
     ("output", "output_tokens"),
 )
-"""Head, figure; found: cached and continued together, because a plan counts only answers as continued, and an engine
-all of the turn."""
+"""Head, figure."""
 
 
 def actual_dict(actual: RunActuals) -> dict[str, Any]:
@@ -74,6 +74,4 @@ def _pair(expected: Predicted | None, counts: CallCounts) -> Iterator[str]:
 
 
 def _shown(figures: dict[str, Any] | None, name: str) -> str:
-    if figures is None:
-        return "-"
-    return f"{figures[name] if name else figures['cached_tokens'] + figures['continued_tokens']:,.6g}"
+    return "-" if figures is None else f"{figures[name]:,.6g}"

@@ -24,9 +24,9 @@ class PromptSources(NamedTuple):
 
     prompt_tokens: float = 0.0
     cached_tokens: float = 0.0
-    """Found in the cache, and no answer."""
+    """Found in the cache, and not continued."""
     continued_tokens: float = 0.0
-    """Answers behind their own prompts, whose KV was still there from when they were generated."""
+    """Found in the cache, of the turn that a prompt continues: its prompt and its answer."""
 
     @property
     def prefill_tokens(self) -> float:
@@ -87,14 +87,12 @@ class CacheModel:
                 for node in pin.nodes:
                     change((node, 0))
             cache = caches[engine]
-            held, continued = 0, 0
+            held = 0
             keys = [(node, self._classes[node][row]) for node in self._paths[number]]
             for key in keys:
                 if key not in cache:
                     break
-                tokens = self._tokens[key[0]][row]
-                held += tokens
-                continued += tokens if key[0] in answers else 0
+                held += self._tokens[key[0]][row]
             page = self._engines[engine].page_size
             prompt = self._prompt_tokens[number][row]
             usable = max(min(held // page * page, prompt - 1), 0)
@@ -103,7 +101,8 @@ class CacheModel:
             again = operator.items - 1
             alike = max(min(self._by_items[number][row] // page * page, prompt - 1), usable)
             part = operator.calls / operator.items
-            continued = max(continued - (held - usable), 0)
+            last = max((place for place, (node, _) in enumerate(keys) if node in answers), default=-1)
+            continued = min(usable, sum(self._tokens[node][row] for node, _ in keys[: last + 1]))
             cached = usable - continued + again * (alike - continued)
             found[number] = found[number].plus(
                 PromptSources(part * operator.items * prompt, part * cached, part * operator.items * continued)

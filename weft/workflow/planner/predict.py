@@ -33,9 +33,9 @@ class Predicted(NamedTuple):
     calls: float
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens whose KV is found, answers apart."""
+    """Prompt tokens whose KV is found, apart from those that are continued."""
     continued_tokens: int
-    """Answers within prompts, whose KV is still there from when they were generated."""
+    """Prompt tokens whose KV is found, of the turn that a prompt continues: its prompt and its answer."""
     prefill_tokens: int
     output_tokens: int
     min_prefill_tokens: int

@@ -47,7 +47,7 @@ class CallStarted(NamedTuple):
     cached_tokens: int | None = None
     """Of the prompt, those whose KV was there."""
     continued_tokens: int | None = None
-    """Of these, those of the finished turn that the prompt continues."""
+    """Of these, as in `CallUsage`."""
 
 
 RunNews = TextDelta | CallStarted
