@@ -38,12 +38,12 @@ class AnswerTable:
         """Bytes by tenant, as far as they have been counted."""
         self._lock = threading.Lock()
 
-    def get(self, tenant: str, key: str) -> bytes | None:
-        """An answer; it is now the last used one. Blocks."""
+    def get(self, tenant: str, key: str, *, marks_use: bool = True) -> bytes | None:
+        """An answer; it is now the last used one, if that is to be marked. Blocks."""
         found: bytes | None = self._database.read(
             lambda connection: connection.execute(_GET, {"of_tenant": tenant, "of_key": key}).scalar()
         )
-        if found is not None:
+        if found is not None and marks_use:
 
             def work(connection: Connection) -> None:
                 now = 1 + (connection.execute(_LAST, {"of_tenant": tenant}).scalar() or 0)

@@ -81,6 +81,15 @@ class RunCounts(NamedTuple):
     """What engines were asked to keep."""
 
 
+class CachedFigures(NamedTuple):
+    """What the prompt cache has of a run that has not begun."""
+
+    calls: Mapping[str, int]
+    """Calls that have their answers, by the label of their node."""
+    rows: int
+    """Rows that make no call."""
+
+
 class CallTrace(NamedTuple):
     """A call that was answered. Times are seconds since 1970; all 0: an answer of an earlier call."""
 

@@ -21,6 +21,7 @@ from weft.loop_thread import LoopThread, streamed
 from weft.store.answers import AnswerTable
 from weft.store.database import FILE, Database
 from weft.store.statistics import StatisticsTable
+from weft.workflow import planning
 from weft.workflow.actuals import RowTrace, RunActuals, RunCounts
 from weft.workflow.analysis.objectives import OutputObjectives, WantedOutputs
 from weft.workflow.backend.openai import OpenAIBackend
@@ -35,6 +36,7 @@ from weft.workflow.planning import check_statistics, explain_run, unknown_server
 from weft.workflow.remote import ServerRun, WorkflowServer
 from weft.workflow.run.backend import ModelBackend
 from weft.workflow.run.bounds import EvaluationBudget
+from weft.workflow.run.cached_calls import CachedCalls, cached_calls
 from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency, Driver, RunServices
 from weft.workflow.run.feed import FeedReader, RunFeed, RunNews
 from weft.workflow.run.instructions import AwaitExternal, FeedChanged, RowDone, RunLimits
@@ -352,6 +354,53 @@ async def opened_services(options: RunOptions, backend: ModelBackend, model: str
     finally:
         if database is not None:
             await asyncio.to_thread(database.close)
+
+
+def explain(graph: WorkflowGraph, rows: Any, on: Target, **options: Any) -> Explanation:
+    """What a run would do, without a call of a model. As `Workflow.explain`."""
+    taken: RunOptions = {}
+    for name in ("cache", "api_key"):
+        if name in options:
+            taken[name] = options.pop(name)
+    if "model" in options:
+        taken["model"] = options.pop("model")
+    tokens, engines, model, keeps_kv = plan_sources(graph, on, taken.get("model", ""))
+    given: list[Mapping[str, Any]] | int = rows if isinstance(rows, int) else [*Rows(rows).check(graph)]
+    cached = _cached_before(graph, given, on, taken, is_optimised=options.get("optimise", True))
+    return planning.explain(graph, given, model, engines, tokens=tokens, keeps_kv=keeps_kv, cached=cached, **options)
+
+
+def _cached_before(
+    graph: WorkflowGraph, rows: list[Mapping[str, Any]] | int, on: Target, options: RunOptions, *, is_optimised: bool
+) -> CachedCalls | None:
+    """What the folder of the cache has of a run; None: there is none."""
+    if "cache" not in options:
+        return None
+    runs = optimise(graph).graph if is_optimised else graph
+    known = None if isinstance(rows, int) else rows
+
+    async def asked(backend: ModelBackend) -> CachedCalls:
+        async with opened_services(options, backend, model_identity(on, options)) as services:
+            assert services.cache is not None
+            return await cached_calls(runs, known, services.backend, services.cache, value_budget({}))
+
+    async def over_http(url: str) -> CachedCalls:
+        backend = OpenAIBackend(url, options.get("model"), options.get("api_key"))
+        try:
+            return await asked(backend)
+        finally:
+            await backend.close()
+
+    if not (Path(options["cache"]) / FILE).exists():
+        return CachedCalls()  # it is not made for this
+    if not isinstance(on, str):
+        host = on.workflow_host()
+        return host.thread.run(asked(host.backend))
+    thread = LoopThread()
+    try:
+        return thread.run(over_http(on))
+    finally:
+        thread.stop()
 
 
 def value_budget(options: Mapping[str, Any]) -> EvaluationBudget:

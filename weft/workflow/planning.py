@@ -30,9 +30,11 @@ from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.mistakes import InvalidGraph, nearest
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import LlmNode, WorkflowGraph, count_nodes
+from weft.workflow.passes import Lookup, nothing_cached
 from weft.workflow.passes import optimise as optimise_graph
 from weft.workflow.planner.place import NoEngine, PlanEngine
 from weft.workflow.planner.plan import Plan, PlanOptions, make_plan
+from weft.workflow.run.cached_calls import CachedCalls
 from weft.workflow.run.planning import PlanSources
 
 MAX_EXPLAINED_NODES = 200_000
@@ -72,6 +74,7 @@ def plan(
     optimise: bool = True,
     tokens: TokensOf = tokenizer_prompts,
     pinned_part: float = PINNED_PART,
+    lookup: Lookup = nothing_cached,
 ) -> Plan:
     """The plan of a workflow's run over rows, or over a number of rows whose values are not known.
 
@@ -79,8 +82,8 @@ def plan(
     `max_step_tokens` and `forward`, the fitted times of steps, without which no times are predicted. `statistics` are
     known figures by the label of a node or the name of an input: `output_tokens`, `items` of a map, `rounds` of a
     loop, `shares` of a switch. `objective` is that of all outputs, or by name; `deadline_s` is that of outputs with a
-    deadline, from the beginning of the run. Pins hold at most `pinned_part` of each engine's pages. Equal arguments
-    give equal plans, in every process.
+    deadline, from the beginning of the run. Pins hold at most `pinned_part` of each engine's pages. `lookup` has the
+    answers of a prompt cache. Equal arguments give equal plans, in every process.
 
     Raises `InvalidGraph`, `InvalidRows`, `InvalidRequest` for engines, statistics and objectives that do not fit, and
     `ModelLoadError` for a model whose tokenizer cannot be read.
@@ -90,7 +93,7 @@ def plan(
     given = rows if isinstance(rows, int) else list(Rows(rows).check(whole))
     if isinstance(given, int) and (isinstance(given, bool) or given < 0):
         raise InvalidRequest(f"rows is {given}: give rows, or how many there are", "rows")
-    optimised = optimise_graph(whole) if optimise else None
+    optimised = optimise_graph(whole, lookup) if optimise else None
     passes = [] if optimised is None else [report.to_dict() for report in optimised.reports]
     runs = whole if optimised is None else optimised.graph
     check_statistics(statistics or {}, whole, runs)
@@ -118,13 +121,21 @@ def explain(
     statistics: Mapping[str, Any] | None = None,
     *,
     keeps_kv: bool = True,
+    cached: CachedCalls | None = None,
     **options: Any,
 ) -> Explanation:
     """The plan of a run, in forms for people. As `plan`; without pins where engines keep no KV on request
-    (`keeps_kv`)."""
+    (`keeps_kv`). What a prompt cache has (`cached`) is not planned: rows without a call, and calls that are constants
+    of the graph."""
     if not keeps_kv:
         options["pinned_part"] = 0.0
-    return Explanation(_graph_of(graph), plan(graph, rows, model, engines, statistics, **options), keeps_kv=keeps_kv)
+    if cached is not None:
+        options["lookup"] = cached.lookup
+        if not isinstance(rows, int):
+            checked = enumerate(Rows(rows).check(_graph_of(graph)))
+            rows = [row for number, row in checked if number not in cached.whole_rows] or 0
+    made = plan(graph, rows, model, engines, statistics, **options)
+    return Explanation(_graph_of(graph), made, keeps_kv=keeps_kv, cached=None if cached is None else cached.figures)
 
 
 def explain_run(

@@ -45,7 +45,7 @@ async def explain_workflow(service: Service, request: Request) -> ASGIApp:
     require((body.num_rows is None) != (not body.rows), "Give one of rows and num_rows.", "rows")
     workflow = await service.workflows.library.find(record_of(request).tenant, request.path_params["workflow"])
     rows = body.rows if body.num_rows is None else body.num_rows
-    asked = ExplainAsked(rows, body.statistics, body.model, body.optimise)
+    asked = ExplainAsked(rows, body.statistics, body.model, body.optimise, body.cache, body.cache_salt)
     async with Guard(request, service):
         made = await service.workflows.explanations.before(record_of(request).tenant, workflow, asked)
         return await _rendered(made, body.format)

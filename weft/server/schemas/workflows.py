@@ -156,6 +156,10 @@ class WorkflowExplainRequest(msgspec.Struct, kw_only=True, frozen=True):
     ] = msgspec.field(default_factory=dict)
     model: Annotated[str, Meta(description="A served name, for calls that name none.")] | None = None
     optimise: Annotated[bool, Meta(description="Whether the optimiser may rewrite the graph first.")] = True
+    cache: Annotated[bool, Meta(description="Whether to say which calls have an answer in the prompt cache.")] = True
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS, description="That of the run.")] | None = (
+        None
+    )
     format: Annotated[
         Literal["json", "text", "mermaid", "svg"],
         Meta(description="The plan as JSON, text, a diagram in Mermaid's language, or a picture."),
@@ -174,6 +178,8 @@ class WorkflowExplanation(msgspec.Struct, frozen=True, kw_only=True):
     schedule: list[Json] = []
     pins: list[Json] = []
     by_node: Json = {}
+    prompt_cache: Json = {}
+    """Before a run: `calls` that have their answers, by node, and how many `rows` make no call."""
     actual: Json = {}
     """Of a run: the keys of `predicted`."""
     actual_by_node: Json = {}

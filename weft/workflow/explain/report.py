@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from weft.workflow.actuals import RunActuals
+from weft.workflow.actuals import CachedFigures, RunActuals
 from weft.workflow.explain.actual import actual_dict, timeline
 from weft.workflow.explain.mermaid import graph_mermaid, mermaid
 from weft.workflow.explain.svg import Bar, timeline_svg
@@ -29,25 +29,31 @@ class Explanation:
         passes: Sequence[Mapping[str, Any]] = (),
         why_no_plan: str = "",
         keeps_kv: bool = True,
+        cached: CachedFigures | None = None,
     ):
         """`graph` is that of the user, before the optimiser. Without a plan, `passes` say what the optimiser did, and
-        `why_no_plan` why there is none. `keeps_kv`: the engines keep KV on request."""
+        `why_no_plan` why there is none. `keeps_kv`: the engines keep KV on request. `cached`
+        is what the prompt cache has, where it was asked."""
         self.graph = graph
         self.plan = plan
         self.actual = actual
         self.passes = passes if plan is None else plan.passes
         self.why_no_plan = why_no_plan
+        self.cached = cached
         self._keeps_kv = keeps_kv
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan, as `Plan.to_dict`; of a run also `actual` and `actual_by_node` with the keys of `predicted` and
-        `by_node`, `rows`, and `timeline`, a line for each call."""
+        """The plan, as `Plan.to_dict`; where a prompt cache was asked also `prompt_cache`: `calls` that have their
+        answers, by node, and how many `rows` make no call and are not in the plan; of a run also `actual` and
+        `actual_by_node` with the keys of `predicted` and `by_node`, `rows`, and `timeline`, a line for each call."""
         if self.plan is None:
             passes = [dict(each) for each in self.passes]
             made: dict[str, Any] = {"digest": digest(self.graph), "passes": passes, "predicted": None}
             made["why_no_plan"] = self.why_no_plan
         else:
             made = self.plan.to_dict()
+        if self.cached is not None:
+            made["prompt_cache"] = {"calls": dict(self.cached.calls), "rows": self.cached.rows}
         return made if self.actual is None else {**made, **actual_dict(self.actual)}
 
     def mermaid(self) -> str:
@@ -76,7 +82,9 @@ class Explanation:
                 return str(self)
 
     def __str__(self) -> str:
-        parts = Explained(self.graph, self.plan, self.actual, self.passes, self.why_no_plan, self._keeps_kv)
+        parts = Explained(
+            self.graph, self.plan, self.actual, self.passes, self.why_no_plan, self._keeps_kv, self.cached
+        )
         return explained(parts)
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft.workflow.actuals import RunActuals
+from weft.workflow.actuals import CachedFigures, RunActuals
 from weft.workflow.explain.actual import compared, waited
 from weft.workflow.explain.table import aligned
 from weft.workflow.graph.nodes import WorkflowGraph
@@ -32,12 +32,16 @@ class Explained(NamedTuple):
     why_no_plan: str
     keeps_kv: bool = True
     """Whether engines keep KV on request."""
+    cached: CachedFigures | None = None
+    """What the prompt cache has, where it was asked."""
 
 
 def explained(parts: Explained) -> str:
     """An explanation as text: graph, passes, prefixes, schedule, pins, figures; of a run those beside what it did."""
     plan, actual = parts.plan, parts.actual
     sections = [outline(parts.graph), "\n".join(["optimiser", *_passes(parts.passes)])]
+    if parts.cached is not None:
+        sections.append("\n".join(["prompt cache", *_cut(_cached(parts.cached))]))
     if plan is None:
         sections.append(f"there is no plan: {parts.why_no_plan}")
     else:
@@ -66,6 +70,18 @@ def _passes(passes: Sequence[Mapping[str, Any]]) -> list[str]:
         if said:
             lines.append(f"  {report['name']}: {', '.join(said)}")
     return lines or ["  changed nothing"]
+
+
+def _cached(cached: CachedFigures) -> Iterator[str]:
+    if not cached.calls:
+        yield "  has no answer of these calls"
+    for node, count in sorted(cached.calls.items()):
+        yield f"  {node}: {count:,} {'call has its answer' if count == 1 else 'calls have their answers'}"
+    if cached.rows:
+        rows = f"{cached.rows:,} row" + ("s make" if cached.rows > 1 else " makes")
+        yield f"  {rows} no call: schedule and figures are those of the others"
+    if cached.calls:
+        yield "  figures count calls of rows that make another one, though they have their answers"
 
 
 def _outcome(plan: Plan | None, actual: RunActuals) -> str:

@@ -81,12 +81,11 @@ class Workflow:
     def explain(self, rows: Any, on: api.Target, **options: Any) -> Explanation:
         """What `run` would do, without a call: the plan as text (`print` it), as JSON (`to_dict`) and as a diagram
         (`mermaid`). `rows` may also be a number, with `statistics` of the inputs. `options`: `statistics`, `objective`,
-        `optimise`, `model`, as `weft.workflow.plan` takes them. Raises as it."""
-        from weft.workflow.api import plan_sources
-        from weft.workflow.planning import explain
+        `optimise`, `model`, as `weft.workflow.plan` takes them, and `cache` and `api_key` as of `run`: with a cache it
+        says which calls have their answers already. Raises as it."""
+        from weft.workflow.api import explain
 
-        tokens, engines, model, keeps_kv = plan_sources(self.graph, on, options.pop("model", ""))
-        return explain(self.graph, rows, model, engines, tokens=tokens, keeps_kv=keeps_kv, **options)
+        return explain(self.graph, rows, on, **options)
 
     def stream(self, rows: Any, on: api.RunTarget, **options: Any) -> Generator[api.RunEvent, None, None]:
         """Run the workflow over rows; yields results as they are there; with `stream=["name"]` also the texts of these

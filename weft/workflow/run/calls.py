@@ -84,12 +84,17 @@ class ModelRequest(NamedTuple):
 
 def request_of(node: LlmNode, value_of: ValueOf) -> ModelRequest:
     """The request of a node, its references replaced. Raises `RowError`."""
-    body = dict(node.request)
-    if node.schema is not None:
-        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": node.schema}}
     if node.prompt is not None:
-        return ModelRequest(COMPLETION, {"prompt": fill(node.prompt, value_of), **body})
-    return ModelRequest(CHAT, {"messages": list(chat_messages(node, value_of)), **body})
+        return request_with({"prompt": fill(node.prompt, value_of), **node.request}, node.schema)
+    return request_with({"messages": list(chat_messages(node, value_of)), **node.request}, node.schema)
+
+
+def request_with(fields: Mapping[str, Any], schema: Mapping[str, Any] | None) -> ModelRequest:
+    """The request of a prompt or of messages, with its other fields, for an answer of this form."""
+    body = dict(fields)
+    if schema is not None:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    return ModelRequest(COMPLETION if "prompt" in body else CHAT, body)
 
 
 def value_of_answer(node: LlmNode, request: ModelRequest, answer: ModelAnswer) -> AnswerValue:

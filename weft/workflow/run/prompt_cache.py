@@ -30,8 +30,16 @@ class PromptCache:
     async def get(self, key: str) -> ModelAnswer | None:
         """An answer, which costs no tokens; None where there is none, or where it cannot be read: the call is then
         made, and the database has logged why."""
+        return await self._found(key, marks_use=True)
+
+    async def peek(self, key: str) -> ModelAnswer | None:
+        """As `get`, and nothing changes in the database."""
+        return await self._found(key, marks_use=False)
+
+    async def _found(self, key: str, *, marks_use: bool) -> ModelAnswer | None:
+        full = f"{self._model} {key}"
         try:
-            found = await asyncio.to_thread(self._table.get, self._tenant, f"{self._model} {key}")
+            found = await asyncio.to_thread(self._table.get, self._tenant, full, marks_use=marks_use)
         except StorageFailed:
             return None
         if found is None:

@@ -42,7 +42,7 @@ from weft.workflow.service.inputs import unfinished_rows
 from weft.workflow.service.library import StoredWorkflow
 from weft.workflow.service.live_run import WorkflowRun
 from weft.workflow.service.programs import ProgramRunner, TenantPrograms
-from weft.workflow.service.record import WorkflowRunRecord
+from weft.workflow.service.record import WorkflowRunRecord, cache_identity
 from weft.workflow.service.run_variables import RunVariables, WaitingVariables
 from weft.workflow.service.totals import WorkflowTotals
 
@@ -185,7 +185,7 @@ class RunExecution:
         spec, number = record.spec, prepared.endings.last
         fields = {"model": spec.model, "priority": spec.priority or None, "cache_salt": spec.cache_salt}
         given = {name: value for name, value in fields.items() if value is not None}
-        cached_for = f"{record.weights} {record.model} {spec.cache_salt or ''}"
+        cached_for = cache_identity(record.weights, record.model, spec.cache_salt)
         programs = TenantPrograms(
             self._programs,
             record.tenant,

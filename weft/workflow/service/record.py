@@ -49,6 +49,12 @@ class WorkflowRunSpec(msgspec.Struct, frozen=True, kw_only=True):
         return WantedOutputs(self.objective, self.deadline_s)
 
 
+def cache_identity(weights: str, model: str, salt: str | None) -> str:
+    """What answers in the prompt cache depend on besides tenant and call: `weights` of the models, and the `model` of
+    calls that name none."""
+    return f"{weights} {model} {salt or ''}"
+
+
 class WorkflowRunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A run. Times are seconds since 1970."""
 

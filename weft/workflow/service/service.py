@@ -44,7 +44,7 @@ class WorkflowService:
         )
         self.library = WorkflowLibrary(WorkflowTable(self._database, quota), self._threads)
         self.runs = WorkflowRuns(config, models, self.library, tables, self.evaluations)
-        self.explanations = WorkflowExplanations(models, self.library, tables.runs, self.evaluations)
+        self.explanations = WorkflowExplanations(models, self.library, tables, self.evaluations)
 
     def serve_programs(self, programs: ProgramRunner) -> None:
         """From now on programs and sources of nodes are run by this; before, there are none."""
