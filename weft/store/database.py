@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -33,6 +34,9 @@ BLOBS = "blobs"
 
 logger = logging.getLogger("weft.store")
 
+QUIET_S = 60.0
+"""Seconds of commits without a failure, after which data counts as stored again."""
+
 
 class Database:
     """The connections to one folder. Used from any thread. Every method may raise `StorageFailed`."""
@@ -49,7 +53,9 @@ class Database:
         self._opening = threading.Lock()
         self._closed = False
         self._told = ""
-        """The cause in the log since the last commit; empty where there is none."""
+        """The cause that the log has; empty where writes have gone well for `QUIET_S` since."""
+        self._failed_s = 0.0
+        """When a write or a read failed last, on the monotonic clock."""
         self._writer = GroupWriter(self._transaction, self._explained)
 
     @property
@@ -174,7 +180,7 @@ class Database:
     def _transaction(self) -> Iterator[Connection]:
         with sqlite.writing(self._opened()) as connection:
             yield connection
-        if self._told:
+        if self._told and time.monotonic() - self._failed_s >= QUIET_S:
             self._told = ""
             logger.warning("data is stored again in %s", self._folder)
 
@@ -184,8 +190,10 @@ class Database:
         return error
 
     def _failed(self, error: DBAPIError | OSError) -> StorageFailed:
-        """The error for callers and clients. The path goes to the log, once until the next commit."""
+        """The error for callers and clients. The path goes to the log, once until writes have gone well for a time: on
+        a disk that is nearly full small ones do, between large ones that do not."""
         cause = sqlite.cause_of(error, self._place)
+        self._failed_s = time.monotonic()
         if cause != self._told:
             self._told = cause
             logger.warning("data in %s cannot be written or read: %s", self._folder, cause)
