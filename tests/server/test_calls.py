@@ -393,3 +393,25 @@ def test_values_of_a_tenant_s_sessions_are_bounded() -> None:
         client.delete("/v1/sessions/s")
         (budget,) = [server.service.workflows.evaluations.of_sessions("")]
         assert budget.held_bytes == 0
+
+
+def test_what_stays_of_a_refused_request_counts() -> None:
+    """The calls of a template begin before what is taken of their outputs is refused."""
+    config = WorkflowsConfig(max_session_bytes=20_000)
+    with (
+        running(workflows=partial(WorkflowService, config=config), auto=False) as server,
+        server.http() as client,
+    ):
+        submit(client, {"session_id": "z", "nodes": [text("first")]})
+        (session,) = server.service.sessions._sessions.values()
+        num_first, codes = len(session._trace._nodes), []
+        for number in range(8):
+            made = {"name": "a", "in_out": "out", "transforms": [{"field": "x", "regex": "x"}]}
+            prompt = f"{number} {'x' * 6000} {{{{a}}}}"
+            codes.append(
+                error(client.post("/v1/calls", json={"session_id": "z", "prompt": prompt, "placeholders": [made]}))
+            )
+        kept = len(session._trace._nodes) - num_first
+        assert server.on_loop(lambda: session.num_bytes) >= kept * 6000
+        assert codes[0][0] == 400
+        assert kept == 0 or codes[-1] == (403, "quota_exceeded")

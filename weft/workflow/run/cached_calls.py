@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
@@ -118,10 +119,11 @@ async def cached_calls(
     state = _CountingState(plain, budget=budget)
     whole = set()
     services = RunServices(made, cache=noted)  # type: ignore[arg-type]
-    async for done in Driver(state, iter(enumerate(given)), services, turn=turn).results():
-        assert isinstance(done, RowDone)
-        if done.failure is None and rows is not None:
-            whole.add(done.row)
+    async with aclosing(Driver(state, iter(enumerate(given)), services, turn=turn).results()) as results:
+        async for done in results:
+            assert isinstance(done, RowDone)
+            if done.failure is None and rows is not None:
+                whole.add(done.row)
     return CachedCalls(dict(state.by_node), frozenset(whole), noted.texts)
 
 

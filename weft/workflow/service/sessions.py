@@ -73,6 +73,8 @@ class ServedSession:
         self.token = ""
         self.num_bytes = 0
         """Of what was submitted, and of values."""
+        self.num_growths = 0
+        """Requests that added nodes, refused ones among them."""
         self.expiry: asyncio.Task[None]
         self._used = used
         self._num_waiting = 0
@@ -149,6 +151,7 @@ class ServedSession:
                 added = self._added.copy()
                 self._added.clear()
                 if added:
+                    self.num_growths += 1
                     self.run.submit(added)
 
     def variable_id(self, variable: Variable) -> str:
@@ -228,13 +231,15 @@ class SessionService:
     @contextmanager
     def submitting(self, tenant: str, session_id: str | None, num_bytes: int) -> Iterator[ServedSession]:
         """The session of this label, or a new one, for a request of so many bytes that submits calls in the block. If
-        the block raises, the bytes do not count, and a session without calls ends: its client does not know it. Raises
-        `InvalidRequest` for a label that cannot be one, and `QuotaExceeded`."""
+        the block raises, the bytes do not count unless calls have begun all the same, and a session without calls ends:
+        its client does not know it. Raises `InvalidRequest` for a label that cannot be one, and `QuotaExceeded`."""
         session = self._open(tenant, session_id, num_bytes)
+        num_growths = session.num_growths
         try:
             yield session
         except BaseException:
-            session.num_bytes -= num_bytes
+            if session.num_growths == num_growths:
+                session.num_bytes -= num_bytes
             if session.is_empty:
                 why = "the request that began the session was refused"
                 self._forget((tenant, session.session_id), why)
