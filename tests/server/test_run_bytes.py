@@ -6,11 +6,13 @@ from functools import partial
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.server.conftest import running
 from tests.server.test_workflow_runs import assert_nothing_left, create, start
 from tests.workflow.shapes import Json, graph, text
 from weft.config import WorkflowsConfig
+from weft.workflow.service import explained, inputs
 from weft.workflow.service.service import WorkflowService
 
 ECHO = graph(text("t", "<{{q}}>"))
@@ -90,3 +92,18 @@ def test_no_run_begins_past_the_limit() -> None:
     with running(workflows=limited(1000)) as server, server.http() as client:
         response = client.post(f"/v1/workflows/{create(client, ECHO)}/runs", json={"rows": ROWS})
         assert (response.status_code, response.json()["error"]["code"]) == (403, "quota_exceeded")
+
+
+def test_an_explanation_reads_so_many_bytes_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explained, "MAX_EXPLAINED_BYTES", 2_000)
+    monkeypatch.setattr(inputs, "CHUNK_BYTES", 1_000)
+    with running() as server, server.http() as client:
+        run = start(client, ECHO, ROWS)["id"]
+        table, read = server.service.workflows.runs._tables.runs, list[int]()
+        find = table.inputs
+        monkeypatch.setattr(table, "inputs", lambda *given: read.append(given[1]) or find(*given))
+        made = client.get(f"/v1/runs/{run}/explain").json()
+        assert made["why_no_plan"] == "its rows have more than 2,000 bytes"
+        assert (made["rows"]["done"], len(read)) == (60, 2)
+        few = start(client, ECHO, ROWS[:5])["id"]
+        assert client.get(f"/v1/runs/{few}/explain").json()["predicted"]["calls"] == 0

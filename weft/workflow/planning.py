@@ -147,13 +147,14 @@ def explain_run(
     *,
     optimise: bool = True,
     plan_options: Mapping[str, Any] | None = None,
+    why_no_rows: str = "",
 ) -> Explanation:
     """What a run was expected to do, with the figures that were known before it, beside what it did. Without a plan
     where the rows are gone (None), too many, or cannot be planned. `plan_options` are `objective`, `deadline_s` and
     `pinned_part` of `plan`."""
     optimised = optimise_graph(whole_graph := _graph_of(graph)) if optimise else None
     passes = [] if optimised is None else [report.to_dict() for report in optimised.reports]
-    why = "the rows of the run are gone"
+    why = why_no_rows or "the rows of the run are gone"
     if rows is not None:
         num_nodes = count_nodes((whole_graph if optimised is None else optimised.graph).nodes)
         why = f"it has more than {MAX_EXPLAINED_NODES:,} nodes of rows"

@@ -28,6 +28,8 @@ from weft.workflow.service.live_run import WorkflowRun
 from weft.workflow.service.record import WorkflowRunRecord, WorkflowRunSpec, cache_identity
 from weft.workflow.service.refusals import called_functions, called_models, named_models
 
+MAX_EXPLAINED_BYTES = 64 << 20
+"""Inputs of a run that are read to explain it."""
 _decoder = msgspec.json.Decoder(tuple[CallTrace, ...])
 
 
@@ -123,7 +125,12 @@ class WorkflowExplanations:
 
     def _of_run(self, workflow: StoredWorkflow, record: WorkflowRunRecord) -> Explanation:
         rows: list[Mapping[str, Any]] = []
+        num_bytes, why = 0, ""
         while (found := self._table.inputs(record.id, len(rows))) is not None:
+            num_bytes += len(found[1])
+            if num_bytes > MAX_EXPLAINED_BYTES:
+                why = f"its rows have more than {MAX_EXPLAINED_BYTES:,} bytes"
+                break
             rows += msgspec.json.decode(found[1])
             if len(rows) * workflow.summary.nodes > MAX_EXPLAINED_NODES:
                 break
@@ -131,7 +138,9 @@ class WorkflowExplanations:
         traces = tuple(RowTrace(row, _decoder.decode(calls)) for row, calls in self._table.traces(record.id))
         actual = RunActuals(record.counts, None if record.started_s is None else end_s - record.started_s, traces)
         sources = plan_sources(self._models, record.model)
-        known = rows if len(rows) >= record.num_rows or rows else None
+        known = rows if rows and not why else None
         spec = record.spec
         options = {**spec.wanted._asdict(), "pinned_part": spec.planning.planned_part}
-        return explain_run(workflow.graph(), known, sources, actual, optimise=spec.optimise, plan_options=options)
+        return explain_run(
+            workflow.graph(), known, sources, actual, optimise=spec.optimise, plan_options=options, why_no_rows=why
+        )
