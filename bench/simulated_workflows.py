@@ -52,17 +52,19 @@ DEVICE, ENGINES = "qwen3-8b-h100", 2
 BASELINES = ("clients", "operator-wise")
 PARTS_OF_WEFT = (
     "clients-merged",
-    "clients-routed",
-    "weft-profiled",
     "weft-unplanned",
-    "weft-all-at-once",
-    "weft-unmerged",
-    "weft-least-queue",
+    "weft-no-order",
+    "weft-no-pins",
+    "weft-no-turns",
+    "weft-no-engines",
+    "weft-not-continued",
 )
+PARTS_FOR_EQUAL_CALLS = ("weft-unmerged", "weft-cache-cold", "weft-cache-warm")
 SCALE = 4
 """Divides all lengths, see `shrunk`."""
 SCALED_ROWS, SCALED_BRANCHES, SCALED_ROUNDS, SCALED_ENGINES = (8, 16, 40, 80), (4, 8, 16), (2, 3, 4, 5), (1, 2, 4)
 POOLS = {"small": 1 / 3, "large": 1.25}
+IN_POOLS = ("debate_tatqa", "trading")
 
 Found = Mapping[str, Any]
 
@@ -141,17 +143,23 @@ class Parts:
 
     def ablation(self) -> Found:
         """Parts of Weft."""
-        return self._table(self._settings(), ("weft", "clients", *PARTS_OF_WEFT))
+        distinct, merged = ([one for one in self._settings() if one.merged is which] for which in (False, True))
+        tables = (
+            lambda: self._table(distinct, ("weft", "clients", *PARTS_OF_WEFT)),
+            lambda: self._table(merged, ("weft", "clients", *PARTS_OF_WEFT, *PARTS_FOR_EQUAL_CALLS)),
+        )
+        found = gather(lambda make: make(), tables)
+        return {setting: row for table in found.values() for setting, row in table.items()}
 
     def pools(self) -> Found:
-        """One engine that holds a part of all KV."""
+        """Engines that hold a part of all KV together."""
         settings = []
-        for name in self._names:
+        for name in (name for name in IN_POOLS if name in self._names):
             floor = self._find(FloorCase(Setting(name, False)))
             for part in POOLS.values():
                 kv = max(int(part * floor["trie"] / ENGINES), floor["longest"] + 4 * PAGE_SIZE) // PAGE_SIZE * PAGE_SIZE
                 settings.append(Setting(name, False, kv_tokens=kv))
-        return self._table(settings, ("weft", "clients", "weft-unplanned", "weft-profiled", "clients-routed"))
+        return self._table(settings, ("weft", "clients", "weft-unplanned", "weft-no-pins", "weft-no-engines"))
 
     def order(self) -> Found:
         """Trading without equal calls."""

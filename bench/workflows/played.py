@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -14,20 +14,23 @@ from weft.core.wire import EngineStats
 from weft.sim.clock import VirtualClock
 from weft.sim.cluster import EngineChoice, LeastQueue, RouterChoice, SimulatedCluster
 from weft.sim.devices import Device
+from weft.sim.engine import StepObserver
 from weft.sim.loop import StepDigest
 from weft.sim.run import SimulationSettings, simulated_engine
-from weft.sim.workflow_run import UNBOUNDED, PlayedCall, PlayerLimits, SpelledPrompts, WorkflowPlayer
+from weft.sim.workflow_run import PlayedCall, PlayerLimits, SpelledPrompts, WorkflowPlayer
 from weft.workflow.graph import WorkflowGraph, canonical, graph_from_dict, graph_to_dict
 from weft.workflow.passes import optimise
 from weft.workflow.planner.place import PlanEngine
+from weft.workflow.run.calls import ModelAnswer
 from weft.workflow.run.driver import Concurrency
-from weft.workflow.run.order import row_by_row
+from weft.workflow.run.order import no_hints, row_by_row
 from weft.workflow.run.plan_rounds import PlanRounds, PlanSources
 from weft.workflow.run.planned_order import PlannedOrder
+from weft.workflow.run.settings import NO_PLANS, PlanSettings
 from weft.workflow.run.state import RunState
 
 MODEL = "simulated"
-_WAITING = Concurrency().waiting_calls
+_AT_ONCE = Concurrency()
 ROOMY_TOKENS = 20_000_000
 _PROMPTS = SpelledPrompts()
 
@@ -37,8 +40,10 @@ class Contender(NamedTuple):
 
     merges: bool = False
     """Whether equal calls are made once."""
-    plans: bool = False
-    """Whether calls leave in the order of a plan, else row by row."""
+    planning: PlanSettings = NO_PLANS
+    """What of plans is followed; without their order calls leave row by row."""
+    is_service: bool = False
+    """Whether the calls are the service's, which says what they are for, else those of any client."""
     limits: PlayerLimits = PlayerLimits()
     """Of one engine."""
     routes: bool = False
@@ -46,20 +51,34 @@ class Contender(NamedTuple):
     by_operator: bool = False
     is_profiled: bool = False
     """Whether the lengths of answers are known, else a sample of the rows shows them."""
+    continues: bool = True
+    """Whether the KV of answers is found, else that of prompts alone."""
+    cache: Literal["none", "cold", "warm"] = "none"
+    """Of answers of earlier calls. A warm one has those of a run whose rows differ in every second input."""
+    policy: str = "min_waste"
+    """Of the engines: whose KV goes."""
 
 
+_WEFT = Contender(True, PlanSettings(), True, PlayerLimits(_AT_ONCE.rows, _AT_ONCE.waiting_calls, _AT_ONCE.calls), True)
 CONTENDERS: Mapping[str, Contender] = {
-    "weft": Contender(True, True, PlayerLimits(1000, _WAITING), True),
+    "weft": _WEFT,
     "clients": Contender(),
     "query-wise": Contender(limits=PlayerLimits(rows=1)),
     "operator-wise": Contender(by_operator=True),
     "clients-merged": Contender(True),
     "clients-routed": Contender(routes=True),
-    "weft-profiled": Contender(True, True, PlayerLimits(1000, _WAITING), True, is_profiled=True),
-    "weft-unplanned": Contender(True, False, PlayerLimits(1000, _WAITING), True),
-    "weft-all-at-once": Contender(True, True, PlayerLimits(1000), True),
-    "weft-unmerged": Contender(False, True, PlayerLimits(1000, _WAITING), True),
-    "weft-least-queue": Contender(True, True, PlayerLimits(1000, _WAITING)),
+    "weft-profiled": _WEFT._replace(is_profiled=True),
+    "weft-unplanned": _WEFT._replace(planning=NO_PLANS),
+    "weft-no-order": _WEFT._replace(planning=PlanSettings(order=False)),
+    "weft-no-pins": _WEFT._replace(planning=PlanSettings(pins=False)),
+    "weft-no-turns": _WEFT._replace(planning=PlanSettings(turns=False)),
+    "weft-no-engines": _WEFT._replace(planning=PlanSettings(engines=False)),
+    "weft-not-continued": _WEFT._replace(continues=False),
+    "weft-all-at-once": _WEFT._replace(limits=PlayerLimits(_AT_ONCE.rows)),
+    "weft-unmerged": _WEFT._replace(merges=False),
+    "weft-least-queue": _WEFT._replace(routes=False),
+    "weft-cache-cold": _WEFT._replace(cache="cold"),
+    "weft-cache-warm": _WEFT._replace(cache="warm"),
 }
 """By name. The first is what is shipped; those behind `operator-wise` tell what its parts are worth."""
 
@@ -81,6 +100,8 @@ class PlayedRun(NamedTuple):
     """Sequences of a step on average."""
     busy_share: float
     """Of all engines' time, that in which they computed."""
+    pinned_tokens: int
+    """Of prefixes that engines agreed to keep."""
     digest: str
     """Of all steps of all engines."""
 
@@ -114,26 +135,21 @@ def play(
 ) -> PlayedRun:  # fmt: skip
     """Run a workload to its end. `scale` divides its lengths, see `shrunk`: as many times more calls end with a step,
     so as many more may wait."""
-    settings = settings or engine_settings()
-    clock = VirtualClock()
+    settings = settings or engine_settings(policy=contender.policy)
+    cache: dict[str, ModelAnswer] | None = None if contender.cache == "none" else {}
+    if contender.cache == "warm":
+        earlier = work._replace(rows=tuple(map(_of_another_day, work.rows)))
+        cluster = _cluster_of(contender, device, settings, [[]] * num_engines)
+        _run(player_of(earlier, contender, device, settings, cluster, scale=scale, cache=cache), cluster)
     rows_seen = _RowCount()
     digests = [StepDigest() for _ in range(num_engines)]
-    engines = [simulated_engine(device, settings, clock, [digest, rows_seen]) for digest in digests]
-    choice: EngineChoice = LeastQueue(num_engines)
-    if contender.routes:
-        choice = RouterChoice.of(device, settings, num_engines)
-    cluster = SimulatedCluster(engines, clock, choice)
-    waiting = min(contender.limits.waiting_calls * num_engines * scale, UNBOUNDED)
-    contender = contender._replace(limits=contender.limits._replace(waiting_calls=waiting))
-    player = player_of(work, contender, device, settings, cluster, on_call=on_call)
-    player.begin()
-    cluster.run()
-    if player.end_s is None:
-        raise RuntimeError("the run did not end")
-    stats = [engine.scheduler.stats() for engine in engines]
+    cluster = _cluster_of(contender, device, settings, [[digest, rows_seen] for digest in digests])
+    player = player_of(work, contender, device, settings, cluster, scale=scale, cache=cache, on_call=on_call)
+    seconds = _run(player, cluster)
+    stats = [engine.scheduler.stats() for engine in cluster.engines]
     counts = player.counts.calls
     return PlayedRun(
-        seconds=player.end_s,
+        seconds=seconds,
         calls=counts.calls,
         prompt_tokens=counts.prompt_tokens,
         cached_tokens=counts.cached_tokens,
@@ -142,34 +158,66 @@ def play(
         evictions=_sum(stats, "evictions"),
         preemptions=_sum(stats, "preemptions"),
         rows_per_step=rows_seen.rows / max(rows_seen.steps, 1),
-        busy_share=sum(engine.busy_s for engine in engines) / (player.end_s * num_engines),
+        busy_share=sum(engine.busy_s for engine in cluster.engines) / (seconds * num_engines),
+        pinned_tokens=player.counts.pins.tokens,
         digest=" ".join(digest.hexdigest()[:16] for digest in digests),
     )
 
 
+def _cluster_of(
+    contender: Contender, device: Device, settings: SimulationSettings, observers: Sequence[Sequence[StepObserver]]
+) -> SimulatedCluster:
+    """An engine for each of `observers`."""
+    clock = VirtualClock()
+    engines = [simulated_engine(device, settings, clock, each) for each in observers]
+    choice: EngineChoice = LeastQueue(len(engines))
+    if contender.routes:
+        choice = RouterChoice.of(device, settings, len(engines))
+    return SimulatedCluster(engines, clock, choice)
+
+
+def _run(player: WorkflowPlayer, cluster: SimulatedCluster) -> float:
+    """Seconds of a run."""
+    player.begin()
+    cluster.run()
+    if player.end_s is None:
+        raise RuntimeError("the run did not end")
+    return player.end_s
+
+
+def _of_another_day(row: Mapping[str, str]) -> dict[str, str]:
+    """The row with every second of its inputs changed."""
+    return {name: value if index % 2 else value[::-1] for index, (name, value) in enumerate(row.items())}
+
+
 def player_of(
     work: Workload, contender: Contender, device: Device, settings: SimulationSettings, cluster: SimulatedCluster,
-    **options: Any,
+    *, scale: int = 1, **options: Any,
 ) -> WorkflowPlayer:  # fmt: skip
     """A contender with its workload, ready to begin on a cluster."""
     graph = canonical(work.graph if contender.merges else _drawn(work.graph))
     if contender.merges:
         graph = optimise(graph).graph
-    order = PlannedOrder(row_by_row(graph))
-    state = RunState(graph, order)
-    limits = contender.limits
+    planning, limits = contender.planning, contender.limits
+    order = PlannedOrder(row_by_row(graph), planning)
+    state = RunState(graph, order, hints=order.hints if contender.is_service else no_hints)
     if contender.by_operator:
         limits = limits._replace(operators=[node.id for node in graph.nodes])
     rounds = None
-    if contender.plans:
-        engine = PlanEngine(
-            MODEL, device.kv_tokens, page_size=device.page_size, max_step_tokens=settings.max_step_tokens,
-            forward=device.forward,
-        )  # fmt: skip
+    if planning.needs_plans:
+        engines = [
+            PlanEngine(
+                MODEL, device.kv_tokens, page_size=device.page_size, max_step_tokens=settings.max_step_tokens,
+                forward=device.forward, replica=replica,
+            )
+            for replica in range(len(cluster.engines))
+        ]  # fmt: skip
         known = {node.id: {"output_tokens": node.request["max_tokens"]} for node in graph.nodes}  # type: ignore[union-attr]
-        sources = PlanSources(lambda model: _PROMPTS, [engine] * len(cluster.engines), MODEL)
-        rounds = PlanRounds(graph, order, sources, known if contender.is_profiled else None)
-    return WorkflowPlayer(cluster, state, work.rows, limits, rounds, **options)
+        sources = PlanSources(lambda model: _PROMPTS, engines, MODEL)
+        rounds = PlanRounds(graph, order, sources, known if contender.is_profiled else None, planning)
+    count = len(cluster.engines)
+    limits = limits._replace(waiting_calls=limits.waiting_calls * count * scale, calls=limits.calls * count)
+    return WorkflowPlayer(cluster, state, work.rows, limits, rounds, continues=contender.continues, **options)
 
 
 def least(work: Workload, device: Device, num_engines: int, settings: SimulationSettings | None = None) -> Floor:

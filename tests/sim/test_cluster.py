@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.small import small_device, small_settings
+from weft.abi.errors import LimitExceeded, WeftError
 from weft.cache.integrity import check_integrity
 from weft.cluster.route_costs import EngineView
 from weft.core.ids import pack_tokens
@@ -107,3 +108,38 @@ def test_equal_calls_give_equal_steps_and_sound_caches() -> None:
         return [each.hexdigest() for each in watching]
 
     assert digests() == digests()
+
+
+def test_an_engine_keeps_a_prefix_on_request() -> None:
+    """As for runs of `weft serve`: what is there, until the end of the retain; what is refused needs no end."""
+    made = cluster(1, num_pages=16)
+    told: list[int | WeftError] = []
+    play(made, [(0.0, call(64, 4))])
+    retains, prefix = made.retains[0], pack_tokens(range(100, 148))
+    kept = retains.retain("", "", prefix, 0.25, told.append)
+    other = retains.retain("", "", pack_tokens(range(900, 916)), 0.25, told.append)
+    with pytest.raises(LimitExceeded):
+        retains.retain("", "", prefix, 0.25, told.append)
+    assert told == [], "the engine answers later"
+    # A sequence that needs 13 of the 16 pages leaves the prefix its three, though it was used before all others.
+    play(made, [(made.clock.now(), call(200, 4, 500))])
+    assert told[0] == 48
+    assert isinstance(told[1], WeftError)
+    [times] = play(made, [(made.clock.now(), call(64, 4))])
+    assert times.usage.num_cached_tokens == 48
+    for each in (kept, other, kept):
+        each.end()
+    made.run()
+    assert retains.num_pages("") == 0
+    cache = made.engines[0].scheduler._state.cache
+    check_integrity(cache, [])
+    assert cache.retention.num_pages == 0
+    play(made, [(made.clock.now(), call(220, 4, 700))])
+    [times] = play(made, [(made.clock.now(), call(64, 4))])
+    assert times.usage.num_cached_tokens < 48
+
+
+def test_a_plan_has_the_engine_that_it_prefers() -> None:
+    made = cluster(2, RouterChoice([VIEW, VIEW]))
+    calls = [(0.1 * number, call(64, 4, 100 * number)._replace(replica=number % 2)) for number in range(4)]
+    assert [times.engine for times in play(made, calls)] == [0, 1, 0, 1]

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.sim.small import small_device, small_settings
 from weft.abi.errors import Unsupported
+from weft.cache.integrity import check_integrity
 from weft.core.ids import unpack_tokens
+from weft.core.wire import Command, Release
 from weft.sim.clock import VirtualClock
-from weft.sim.cluster import SimulatedCluster
+from weft.sim.cluster import LeastQueue, RouterChoice, SimulatedCluster
+from weft.sim.engine import SimulatedEngine
 from weft.sim.run import simulated_engine
 from weft.sim.workflow_run import PlayedCall, PlayerLimits, SpelledPrompts, WorkflowPlayer, letters_of
+from weft.workflow.actuals import PinCounts
 from weft.workflow.analysis.prompts import mark, template_of
 from weft.workflow.graph import WorkflowGraph, canonical, graph_from_dict
 from weft.workflow.planner.place import PlanEngine
-from weft.workflow.run.order import row_by_row
+from weft.workflow.run.calls import ModelAnswer
+from weft.workflow.run.order import no_hints, row_by_row
 from weft.workflow.run.plan_rounds import PlanRounds, PlanSources
 from weft.workflow.run.planned_order import PlannedOrder
+from weft.workflow.run.settings import NO_PLANS, PlanSettings
 from weft.workflow.run.state import RunState
 
 PROMPTS = SpelledPrompts()
@@ -43,28 +50,45 @@ class Played:
     """A run of `ROWS`, and its calls in the order in which they ended."""
 
     def __init__(
-        self, limits: PlayerLimits | None = None, *, plans: bool = False, num_engines: int = 1,
-        graph: WorkflowGraph | None = None, rows: list[dict[str, str]] = ROWS, **options: Any,
+        self, limits: PlayerLimits | None = None, *, settings: PlanSettings | None = None, num_engines: int = 1,
+        graph: WorkflowGraph | None = None, rows: list[dict[str, str]] = ROWS, num_pages: int = 200,
+        routes: bool = False, knows_lengths: bool = False, **options: Any,
     ):  # fmt: skip
+        """Without `settings` the calls are those of a client."""
         graph = graph or debate(temperature=0)
-        device, clock = small_device(200), VirtualClock()
-        engines = [simulated_engine(device, small_settings(), clock) for _ in range(num_engines)]
-        self.cluster = SimulatedCluster(engines, clock)
-        order = PlannedOrder(row_by_row(graph))
-        engine = PlanEngine("m", device.kv_tokens, forward=device.forward)
-        sources = PlanSources(lambda name: PROMPTS, [engine], "m")
+        device, clock = small_device(num_pages), VirtualClock()
+        of_engines = small_settings(policy="min_waste")
+        engines = [simulated_engine(device, of_engines, clock) for _ in range(num_engines)]
+        choice = RouterChoice.of(device, of_engines, num_engines) if routes else LeastQueue(num_engines)
+        self.cluster = SimulatedCluster(engines, clock, choice)
+        self.released: list[Release] = []
+        for engine in engines:
+            self._listen(engine)
+        order = PlannedOrder(row_by_row(graph), settings)
+        planned = [PlanEngine("m", device.kv_tokens, forward=device.forward, replica=at) for at in range(num_engines)]
+        sources = PlanSources(lambda name: PROMPTS, planned, "m")
+        known = {node.id: {"output_tokens": node.request["max_tokens"]} for node in graph.nodes if knows_lengths}  # type: ignore[union-attr]
         self.calls: list[PlayedCall] = []
         self.player = WorkflowPlayer(
             self.cluster,
-            RunState(graph, order),
+            RunState(graph, order, hints=no_hints if settings is None else order.hints),
             rows,
             limits,
-            PlanRounds(graph, order, sources) if plans else None,
+            PlanRounds(graph, order, sources, known, settings) if settings and settings.needs_plans else None,
             on_call=self.calls.append,
             **options,
         )
         self.player.begin()
         self.cluster.run()
+
+    def _listen(self, engine: SimulatedEngine) -> None:
+        submit = engine.submit
+
+        def listening(commands: Sequence[Command]) -> None:
+            self.released += [command for command in commands if isinstance(command, Release)]
+            submit(commands)
+
+        engine.submit = listening  # type: ignore[method-assign]
 
 
 def test_prompts_are_spelled_as_plans_count_them() -> None:
@@ -82,11 +106,12 @@ def test_answers_depend_on_the_prompt_alone() -> None:
     assert letters_of(b"one", 9).isalpha()
 
 
-@pytest.mark.parametrize("plans", [False, True])
+@pytest.mark.parametrize("settings", [None, PlanSettings(), PlanSettings(order=False), PlanSettings(engines=False)])
 @pytest.mark.parametrize("limits", [PlayerLimits(), PlayerLimits(rows=1), PlayerLimits(waiting_calls=2)])
-def test_every_order_gives_the_same_answers(limits: PlayerLimits, plans: bool) -> None:
+def test_every_order_gives_the_same_answers(limits: PlayerLimits, settings: PlanSettings | None) -> None:
     reference = Played()
-    played = Played(limits, plans=plans, num_engines=2)
+    played = Played(limits, settings=settings, num_engines=2)
+    assert_nothing_kept(played)
     assert played.player.results == reference.player.results
     assert len(played.calls) == 4 * len(ROWS)
     assert played.player.end_s == played.cluster.clock.now()
@@ -144,3 +169,111 @@ def test_what_has_no_model_is_refused() -> None:
            "nodes": [{"id": "x", "op": "function", "name": "shout", "args": {"text": "{{question}}"}}]}  # fmt: skip
     with pytest.raises(Unsupported, match="CallFunction"):
         Played(graph=canonical(graph_from_dict(raw)))
+
+
+# What of plans is followed
+
+
+def by_turns(length: int = 8, roles: int = 4) -> WorkflowGraph:
+    """Roles by turns, each call needing the one before: no order keeps a role in a small pool."""
+    nodes = []
+    for at in range(length):
+        system = {"role": "system", "content": f"{at % roles} is the number of this role. " * 6}
+        user = {"role": "user", "content": "{{question}}" + (f" {{{{n{at - 1}}}}}" if at else "")}
+        nodes.append({"id": f"n{at}", "op": "llm", "messages": [system, user], "max_tokens": 40, "temperature": 0})
+    raw = {"version": 1, "inputs": ["question"], "nodes": nodes, "outputs": {"last": f"n{length - 1}"}}
+    return canonical(graph_from_dict(raw))
+
+
+def prefilled(played: Played) -> int:
+    return sum(engine.scheduler.stats().prefill_tokens for engine in played.cluster.engines)
+
+
+def assert_nothing_kept(played: Played) -> None:
+    for engine, retains in zip(played.cluster.engines, played.cluster.retains, strict=True):
+        cache = engine.scheduler._state.cache
+        check_integrity(cache, [])
+        assert not cache.retention.has_pins
+        assert cache.retention.num_pages == retains.num_pages("") == 0
+
+
+def test_pins_keep_what_a_small_pool_loses() -> None:
+    options: dict[str, Any] = {"graph": by_turns(), "num_pages": 80, "knows_lengths": True}
+    plain = Played(settings=PlanSettings(pins=False), **options)
+    pinned = Played(settings=PlanSettings(), **options)
+    assert pinned.player.results == plain.player.results
+    assert prefilled(pinned) < prefilled(plain)
+    counts = pinned.player.counts.pins
+    assert counts.retained > 0
+    assert counts.tokens >= 16 * counts.retained
+    assert plain.player.counts.pins == PinCounts()
+    assert_nothing_kept(pinned)
+    assert_nothing_kept(plain)
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_engines_are_told_which_turns_go_on(turns: bool) -> None:
+    played = Played(settings=PlanSettings(turns=turns))
+    for one in played.calls:
+        if not turns:
+            assert (one.call.wait_kind, one.call.expected_in_s) == ("chat", None)
+        elif one.path.startswith("first"):
+            assert one.call.wait_kind == "workflow"
+            assert one.call.expected_in_s is not None
+        else:
+            assert (one.call.wait_kind, one.call.expected_in_s) == ("", None)
+    released = [each for each in played.released if each.kind == "workflow"]
+    assert len(released) == turns * 2 * len(ROWS)
+    assert all(each.expected_in_s is not None for each in released)
+
+
+@pytest.mark.parametrize("engines", [True, False])
+def test_calls_go_to_the_engines_of_the_plan(engines: bool) -> None:
+    played = Played(settings=PlanSettings(engines=engines), num_engines=2, routes=True, knows_lengths=True)
+    for one in played.calls:
+        assert one.call.replica == (one.row * 2 // len(ROWS) if engines else None)
+    if engines:
+        assert all(one.times.engine == one.call.replica for one in played.calls)
+
+
+def test_without_plans_calls_are_as_of_any_client() -> None:
+    played = Played(settings=NO_PLANS, num_engines=2)
+    assert {(one.call.replica, one.call.wait_kind) for one in played.calls} == {(None, "chat")}
+    assert {one.call.objective for one in played.calls} == {"throughput"}
+
+
+def test_the_kv_of_answers_is_found_unless_a_run_does_not_continue() -> None:
+    found = {}
+    for continues in (True, False):
+        played = Played(continues=continues)
+        calls = {(one.row, one.path): one for one in played.calls}
+        first, second = calls[0, "first_a"], calls[0, "second_a"]
+        found[continues] = second.times.usage.num_cached_tokens
+        prompt, answer = len(first.call.prompt) // 4, first.call.num_output
+        assert found[continues] >= prompt // 16 * 16
+        assert (found[continues] > prompt) is continues
+        assert found[continues] < prompt + answer
+        assert_nothing_kept(played)
+
+
+def test_a_prompt_cache_answers_what_was_asked_before() -> None:
+    cache: dict[str, ModelAnswer] = {}
+    cold = Played(cache=cache)
+    assert len(cache) == len(cold.calls) == 4 * len(ROWS)
+    changed = [*ROWS[:-1], {"question": "another one"}]
+    warm = Played(cache=cache, rows=changed)
+    assert {one.row for one in warm.calls} == {len(ROWS) - 1}
+    assert {row: warm.player.results[row] for row in range(5)} == {row: cold.player.results[row] for row in range(5)}
+    assert warm.player.counts.calls.cached_calls == 4 * (len(ROWS) - 1)
+    assert len(Played(cache=cache, graph=debate()).calls) == 4 * len(ROWS), "answers that are drawn anew are not kept"
+
+
+def test_no_more_calls_run_than_may() -> None:
+    played = Played(PlayerLimits(calls=3))
+    times = sorted([(one.times.end_s, -1) for one in played.calls] + [(one.times.asked_s, 1) for one in played.calls])
+    assert max(itertools.accumulate(change for _, change in times)) == 3
+
+
+def test_salts_are_refused() -> None:
+    with pytest.raises(Unsupported, match="cache_salt"):
+        Played(graph=debate(cache_salt="x"))

@@ -16,11 +16,14 @@ from typing import Protocol
 from weft.abi.errors import EngineDead, InvalidRequest, WeftError
 from weft.core.wire import Cancelled, Command, Envelope, Event, Failed, Finished, OperationUsage, Started, Token
 from weft.engine.client import EngineClient
-from weft.programs.operations import EngineOperation
+from weft.programs.operations import EngineOperation, Report
+from weft.programs.retains import PagePool
 
 logger = logging.getLogger(__name__)
 
 OnEvent = Callable[[Event], None]
+NO_HANDLE = 0
+"""Of operations that belong to no sequence and no space."""
 
 
 class EngineHandle(Protocol):
@@ -100,6 +103,21 @@ class EngineLink:
         """Stop routing events to an operation."""
         self._operations.pop(op, None)
 
+    # ---- for retains of prefixes
+
+    @property
+    def pool(self) -> PagePool:
+        """The engine's device pages. Raises `EngineDead` while it does not answer."""
+        if not self.engine.ready:
+            raise EngineDead("the engine is starting or restarting; try again in a moment")
+        return PagePool(self.engine.info.num_device_pages, self.engine.info.page_size)
+
+    def tell(self, op: int, told: Callable[[Finished | WeftError], None]) -> None:
+        """Call `told` with the end of an operation that belongs to no handle, and that will be posted."""
+        operation = Report(op, NO_HANDLE)
+        operation.report_to(_Told(operation, told))
+        self.add_operation(operation)
+
     # ---- inside
 
     def _send_alone(self, command: Command) -> None:
@@ -171,3 +189,16 @@ class EngineLink:
             self.remove_operation(operation.op)
             operation.fail(error)
             operation.wake()
+
+
+class _Told:
+    """`Wakes`: tells how an operation ended."""
+
+    def __init__(self, operation: Report, told: Callable[[Finished | WeftError], None]):
+        self._operation, self._told = operation, told
+
+    def wake(self) -> None:
+        """As `Wakes.wake`."""
+        end = self._operation.error or self._operation.finished
+        if end is not None:
+            self._told(end)

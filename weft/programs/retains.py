@@ -1,77 +1,94 @@
 """`PrefixRetains`: prefixes that one engine keeps because a program of this process asked for it.
 
 Owns how many pages the prefixes of each tenant hold, so that one tenant's programs leave the others theirs. The engine
-has bounds of its own (`weft.cache.retention`). Used from one event loop.
+has bounds of its own (`weft.cache.retention`). Pure: the link carries the commands, and the simulator has one too.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
-from weft.abi.errors import EngineDead, LimitExceeded
+from weft.abi.errors import LimitExceeded, WeftError
 from weft.core.ids import TOKEN_BYTES
-from weft.core.wire import EndRetain, Retain
-from weft.programs.engine_link import EngineLink
-from weft.programs.operations import Report
+from weft.core.wire import Command, EndRetain, Finished, Retain
 
-NO_HANDLE = 0
-"""Retains of prefixes belong to no sequence."""
+OnRetained = Callable[[int | WeftError], None]
+"""Told how many tokens an engine keeps, in whole pages, or why it keeps none."""
+
+
+class PagePool(NamedTuple):
+    """The device pages of an engine."""
+
+    num_pages: int
+    page_size: int
+
+
+class RetainLink(Protocol):
+    """The way of commands to one engine."""
+
+    @property
+    def pool(self) -> PagePool:
+        """Raises `EngineDead` while the engine does not answer."""
+        ...
+
+    def number(self) -> int:
+        """A number for an operation; never the same again."""
+        ...
+
+    def post(self, command: Command) -> None:
+        """Send a command soon, in the order of the calls."""
+        ...
+
+    def tell(self, op: int, told: Callable[[Finished | WeftError], None]) -> None:
+        """Call `told` with the end of an operation that belongs to no sequence, and that will be posted."""
+        ...
 
 
 class RetainedPrefix:
     """One retain. It ends with `end`, with the client, or when the engine needs the pages."""
 
-    def __init__(self, retains: PrefixRetains, tenant: str, num_pages: int, report: Report):
+    def __init__(self, retains: PrefixRetains, tenant: str, num_pages: int, op: int):
         self._retains = retains
         self._tenant = tenant
         self._num_pages = num_pages
-        self._report = report
+        self._op = op
         self._is_open = True
-
-    async def num_tokens(self) -> int:
-        """Wait for the engine's answer: how many tokens it keeps, in whole pages. Raises why it keeps none."""
-        finished = await self._report
-        return finished.count * self._retains.page_size
 
     def end(self) -> None:
         """End the retain; what it kept is as any other KV. Idempotent."""
         if self._is_open:
             self._is_open = False
-            self._retains.end(self._tenant, self._num_pages, self._report.op)
+            self._retains.end(self._tenant, self._num_pages, self._op)
 
 
 class PrefixRetains:
     """The retains of prefixes on one engine."""
 
-    def __init__(self, link: EngineLink):
+    def __init__(self, link: RetainLink):
         self._link = link
         self._pages: Counter[str] = Counter()
         """By tenant."""
-
-    @property
-    def page_size(self) -> int:
-        """Tokens of a page. Raises `EngineDead` before the engine has answered."""
-        return self._link.engine.info.page_size
 
     def num_pages(self, tenant: str) -> int:
         """Pages that a tenant has asked to be kept; what prefixes share counts for each."""
         return self._pages[tenant]
 
-    def retain(self, tenant: str, namespace: str, tokens: bytes, part: float) -> RetainedPrefix:
-        """Pin what the engine has of these packed tokens, whole pages. Raises `EngineDead`, and `LimitExceeded` where
-        the tenant's prefixes would hold more than `part` of the engine's pages."""
-        if not self._link.engine.ready:
-            raise EngineDead("the engine is starting or restarting; try again in a moment")
-        most = int(self._link.engine.info.num_device_pages * part)
-        num_pages = len(tokens) // TOKEN_BYTES // self.page_size
+    def retain(self, tenant: str, namespace: str, tokens: bytes, part: float, told: OnRetained) -> RetainedPrefix:
+        """Pin what the engine has of these packed tokens, whole pages, and tell later what it keeps. Raises
+        `EngineDead`, and `LimitExceeded` where the tenant's prefixes would hold more than `part` of its pages."""
+        pool = self._link.pool
+        most = int(pool.num_pages * part)
+        num_pages = len(tokens) // TOKEN_BYTES // pool.page_size
         if self._pages[tenant] + num_pages > most:
             raise LimitExceeded(f"{most} pages may be pinned, and {self._pages[tenant]} are", "pinned_pages")
-        report = Report(self._link.number(), NO_HANDLE)
-        self._link.add_operation(report)
-        self._link.post(Retain(op=report.op, tokens=tokens, namespace=namespace, weight=math.inf, ttl_s=math.inf))
+        op = self._link.number()
+        self._link.tell(op, lambda end: told(end if isinstance(end, WeftError) else end.count * pool.page_size))
+        self._link.post(Retain(op=op, tokens=tokens, namespace=namespace, weight=math.inf, ttl_s=math.inf))
         self._pages[tenant] += num_pages
-        return RetainedPrefix(self, tenant, num_pages, report)
+        return RetainedPrefix(self, tenant, num_pages, op)
 
     def end(self, tenant: str, num_pages: int, retain: int) -> None:
         """End the retain with this operation number; in its order behind it, so it need not have been answered."""

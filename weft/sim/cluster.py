@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from weft.abi.errors import WeftError
 from weft.cluster.route_costs import EngineView
 from weft.cluster.router import RoutedRequest, Router
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.core.objectives import Objective
 from weft.core.sampling import StopParams
-from weft.core.wire import Append, Finished, Generate, Open, OperationUsage, Release
+from weft.core.waits import WaitKind
+from weft.core.wire import Append, Command, EndRetain, Finished, Generate, Open, OperationUsage, Release
+from weft.programs.retains import PrefixRetains
 from weft.sched.step_share import held_factor
 from weft.sim.clock import Action, Agenda, VirtualClock
 from weft.sim.devices import Device
 from weft.sim.engine import SimulatedEngine
 from weft.sim.run import SimulationSettings
-
-CHAT_TURN = "chat"
-"""As the chat endpoint ends a sequence: its client may go on with the conversation."""
 
 
 class SimulatedCall(NamedTuple):
@@ -40,6 +40,12 @@ class SimulatedCall(NamedTuple):
     priority: int = 0
     session: str = ""
     """Calls of the same session belong together, as far as the choice of the engine knows."""
+    replica: int | None = None
+    """The engine that a plan has for it; None: any."""
+    wait_kind: str = WaitKind.CHAT
+    """What its client does after the answer, as `Release.kind`."""
+    expected_in_s: float | None = None
+    """As `Release.expected_in_s`."""
 
     @property
     def num_output(self) -> int:
@@ -122,7 +128,13 @@ class RouterChoice:
         """As `EngineChoice`."""
         most = call.num_output
         routed = self._router.route(
-            self._views, call.prompt, "", session=call.session, max_output=most, objective=call.objective
+            self._views,
+            call.prompt,
+            "",
+            session=call.session,
+            max_output=most,
+            preferred=call.replica,
+            objective=call.objective,
         )
         self._routed[number] = routed
         return routed.engine
@@ -147,6 +159,8 @@ class SimulatedCluster:
         self._choice = choice or LeastQueue(len(self.engines))
         self._agenda = Agenda()
         self._numbers = itertools.count(1)
+        self.retains = tuple(PrefixRetains(_Link(self, engine, self._numbers)) for engine in self.engines)
+        """Prefixes that each engine keeps on request."""
         self._has_looked_ahead = [False] * len(self.engines)
         """Whether the step behind the one that runs was decided, though it may be none."""
 
@@ -168,7 +182,7 @@ class SimulatedCluster:
         def ended(event: Finished, now: float) -> None:
             self._choice.ended(number, call)
             engine.forget(handle)
-            engine.submit([Release(seq=handle, kind=CHAT_TURN)])
+            engine.submit([Release(seq=handle, kind=call.wait_kind, expected_in_s=call.expected_in_s)])
             usage = event.usage
             on_done(SimulatedTimes(asked_s, asked_s + usage.first_token_s, now, index, usage))
 
@@ -204,3 +218,25 @@ class SimulatedCluster:
                 while engine.end_s <= next_s:
                     engine.complete()
                     self._has_looked_ahead[index] = False
+
+
+class _Link:
+    """`RetainLink` of one engine. Commands reach it at the time at which they are posted, behind what is due then."""
+
+    def __init__(self, cluster: SimulatedCluster, engine: SimulatedEngine, numbers: Iterator[int]):
+        self.pool = engine.pool
+        self._cluster, self._engine, self._numbers = cluster, engine, numbers
+
+    def number(self) -> int:
+        """As `RetainLink`."""
+        return next(self._numbers)
+
+    def post(self, command: Command) -> None:
+        """As `RetainLink`."""
+        if isinstance(command, EndRetain):  # which fails where the retain was refused, and nobody waits for it
+            self._engine.on_end(command.op, lambda event, now: None, lambda error: None)
+        self._cluster.at(self._cluster.clock.now(), lambda now: self._engine.submit([command]))
+
+    def tell(self, op: int, told: Callable[[Finished | WeftError], None]) -> None:
+        """As `RetainLink`."""
+        self._engine.on_end(op, lambda event, now: told(event), told)

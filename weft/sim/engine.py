@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from weft.abi.errors import WeftError
 from weft.core.step import Step, StepResult
 from weft.core.wire import Cancelled, Command, Event, Failed, Finished, Token
+from weft.programs.retains import PagePool
 from weft.sched.in_flight import InFlight
 from weft.sched.scheduler import Scheduler
 from weft.sim.clock import VirtualClock
@@ -25,6 +26,8 @@ CLIENT = 1
 
 OnEnd = Callable[[Finished, float], None]
 """Called with the event that ended an operation and the time."""
+OnFailure = Callable[[WeftError], None]
+"""Called with the error of an operation."""
 OnFirst = Callable[[float], None]
 """Called with the time of an operation's first token."""
 
@@ -63,6 +66,7 @@ class SimulatedEngine:
         """Launched steps, in order: the first one runs."""
         self._on_end: dict[int, OnEnd] = {}
         """By operation."""
+        self._on_failure: dict[int, OnFailure] = {}
         self._on_first: dict[int, OnFirst] = {}
         self._answers: dict[int, Sequence[int]] = {}
         """By handle of a sequence."""
@@ -71,9 +75,11 @@ class SimulatedEngine:
         """Give commands to the scheduler. Call `on_end` and `on_first` for operations first."""
         self._take_in(self.scheduler.handle(CLIENT, commands, self.clock.now()).messages)
 
-    def on_end(self, op: int, call: OnEnd) -> None:
-        """Call back when the operation has finished."""
+    def on_end(self, op: int, call: OnEnd, on_failure: OnFailure | None = None) -> None:
+        """Call back when the operation has finished. Without `on_failure` its failure ends the simulation."""
         self._on_end[op] = call
+        if on_failure is not None:
+            self._on_failure[op] = on_failure
 
     def on_first(self, op: int, call: OnFirst) -> None:
         """Call back when the operation has its first token."""
@@ -86,6 +92,11 @@ class SimulatedEngine:
     def forget(self, handle: int) -> None:
         """The sequence generates nothing more."""
         self._answers.pop(handle, None)
+
+    @property
+    def pool(self) -> PagePool:
+        """Its device pages."""
+        return PagePool(self._worker.spec.num_device_pages, self._worker.spec.page_size)
 
     @property
     def num_launched(self) -> int:
@@ -140,10 +151,14 @@ class SimulatedEngine:
                     self._on_first.pop(event.op)(self.clock.now())
             elif isinstance(event, Finished):
                 call = self._on_end.pop(event.op, None)
+                self._on_failure.pop(event.op, None)
                 if call is not None:
                     call(event, self.clock.now())
             elif isinstance(event, Failed):
-                raise WeftError(f"an operation failed: {event.error.message}")
+                if event.op not in self._on_failure:
+                    raise WeftError(f"an operation failed: {event.error.message}")
+                self._on_end.pop(event.op, None)
+                self._on_failure.pop(event.op)(event.error.error())
             elif isinstance(event, Cancelled):
                 self._on_end.pop(event.op, None)
                 self._on_first.pop(event.op, None)

@@ -1,24 +1,30 @@
 """`WorkflowPlayer`: a run of a workflow on simulated engines, driven by their clock.
 
-The decisions are those of `weft serve`: `RunState` says what is to be done, `PlanRounds` orders it, and no more calls
-wait at the engines than there. Plans take no time. Models answer with letters that depend on the prompt alone, as with
-greedy sampling, so equal prompts have equal answers. Functions, programs and values from outside are refused by name.
+The decisions are those of `weft serve`: `RunState` says what is to be done, `PlanRounds` orders it, `PrefixKeeper` pins
+what plans keep, and no more calls wait at the engines than there. Calls have the hints and the advice of their state.
+Plans take no time. Models answer with letters that depend on the prompt alone, as with greedy sampling, so equal
+prompts have equal answers. Functions, programs, values from outside and salts are refused by name.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.abi.errors import Unsupported
 from weft.core.ids import TOKEN_BYTES, pack_tokens
+from weft.core.waits import WaitKind
+from weft.programs.retains import OnRetained
 from weft.sim.cluster import SimulatedCall, SimulatedCluster, SimulatedTimes
+from weft.sim.worker import OUTPUT_TOKEN
 from weft.workflow.actuals import CallUsage, RunCounts
 from weft.workflow.run.calls import CHAT, ModelAnswer, ModelRequest
 from weft.workflow.run.instructions import CallModel, RowDone
+from weft.workflow.run.keeper import KeptPrefix, PrefixKeeper
+from weft.workflow.run.pins import KvPrefix
 from weft.workflow.run.plan_rounds import PlanRounds
 from weft.workflow.run.state import RunState
 
@@ -64,6 +70,8 @@ class PlayerLimits(NamedTuple):
     rows: int = UNBOUNDED
     waiting_calls: int = UNBOUNDED
     """Calls that have no first token yet."""
+    calls: int = UNBOUNDED
+    """Calls that have not ended."""
     operators: Sequence[str] | None = None
     """Labels of all nodes, each after those that it needs: then all rows of one operator end before the next begins."""
 
@@ -88,14 +96,18 @@ class WorkflowPlayer:
         limits: PlayerLimits | None = None,
         rounds: PlanRounds | None = None,
         *,
+        cache: MutableMapping[str, ModelAnswer] | None = None,
+        continues: bool = True,
         sessions: Callable[[int], str] = lambda row: "",
         round_trip_s: Callable[[str], float] = _NEAR,
         on_call: Callable[[PlayedCall], None] = lambda played: None,
         on_done: Callable[[float], None] = lambda now: None,
     ):
-        """`rounds` must have the order of the state. `sessions` names the session of a row's calls, and `round_trip_s`
-        (path of the node) is how long a call is on its way before it reaches an engine: of clients that are far away.
-        """
+        """`rounds` must have the order of the state; their settings say whether prefixes are kept. The `cache` has
+        answers of earlier calls by the keys of their requests. Where a run does not continue, models generate other
+        tokens than the answers have, so that no prompt finds the KV of an answer. `sessions` names the session of a
+        row's calls, and `round_trip_s` (path of the node) is how long a call is on its way before it reaches an engine:
+        of clients that are far away."""
         self.results: dict[int, Mapping[str, Any]] = {}
         """Outputs by row."""
         self.end_s: float | None = None
@@ -106,10 +118,14 @@ class WorkflowPlayer:
         self._num_rows = len(rows)
         self._limits = limits or PlayerLimits()
         self._rounds = rounds
+        self._cache, self._continues = cache, continues
+        self._keeper: PrefixKeeper | None = None
+        if rounds is not None and rounds.settings.pins:
+            self._keeper = PrefixKeeper(rounds, state, _Engines(cluster))
         self._prompts = SpelledPrompts()
         self._sessions, self._round_trip_s = sessions, round_trip_s
         self._on_call, self._on_done = on_call, on_done
-        self._num_waiting = 0
+        self._num_calls = self._num_waiting = 0
         self._num_opened = 0
         self._held: dict[str, list[CallModel]] = {}
         """Calls of operators whose turn has not come."""
@@ -135,7 +151,8 @@ class WorkflowPlayer:
         if self._rounds is not None:
             for rows in self._rounds.due(state, is_open=self._num_opened < self._num_rows):
                 self._rounds.put(state, rows, self._rounds.ranks(rows))
-        for instruction in state.take(max(self._limits.waiting_calls - self._num_waiting, 0)):
+        waiting, calls = self._limits.waiting_calls - self._num_waiting, self._limits.calls - self._num_calls
+        for instruction in state.take(max(min(waiting, calls), 0)):
             if isinstance(instruction, CallModel):
                 self._ask(instruction)
             elif isinstance(instruction, RowDone):
@@ -149,7 +166,11 @@ class WorkflowPlayer:
         if done.failure is not None:
             raise done.failure.error
         self.results[done.row] = done.outputs
+        if self._keeper is not None:
+            self._keeper.has_ended(done.row)
         if len(self.results) == self._num_rows:
+            if self._keeper is not None:
+                self._keeper.close()
             self.end_s = self._cluster.clock.now()
             self._on_done(self.end_s)
 
@@ -159,6 +180,11 @@ class WorkflowPlayer:
             if label != self._limits.operators[self._turn]:
                 self._held.setdefault(label, []).append(call)
                 return
+        known = None if self._cache is None or not call.may_be_cached else self._cache.get(call.request.key or "")
+        if known is not None:
+            self._cluster.at(self._cluster.clock.now(), lambda now: self._answered(call, known.again))
+            return
+        self._num_calls += 1
         self._num_waiting += 1
         delay_s = self._round_trip_s(call.task.path)
         if delay_s:
@@ -170,31 +196,55 @@ class WorkflowPlayer:
         request = call.request
         prompt = self._prompts.packed(request)
         text = letters_of(prompt, request.body["max_tokens"])
-        hints = request.hints
+        hints, following = request.hints, request.advice.next_turn
+        if request.body.get("cache_salt"):
+            raise Unsupported("cache_salt: simulated engines have one namespace")
+        of_clients = WaitKind.CHAT if request.endpoint == CHAT else WaitKind.COMPLETION
         sent = SimulatedCall(
             prompt,
-            pack_tokens(list(text.encode())),
+            pack_tokens(list(text.encode()) if self._continues else [OUTPUT_TOKEN] * len(text)),
             objective=hints.get("objective", "latency"),
             deadline_s=hints.get("deadline_s"),
             priority=hints.get("priority", 0),
             session=self._sessions(call.task.row),
+            replica=request.advice.replica,
+            wait_kind=of_clients if following is None else following.wait_kind,
+            expected_in_s=None if following is None else following.in_s,
         )
+        begun_with = [] if self._keeper is None else self._keeper.begins_with(call)
 
         def started(now: float) -> None:
             self._num_waiting -= 1
+            if self._keeper is not None:
+                self._keeper.has_started(call)
             if self._limits.waiting_calls < UNBOUNDED:
                 self._cluster.at(now, lambda _: self._advance())
 
         def done(times: SimulatedTimes) -> None:
             used = times.usage
+            self._num_calls -= 1
             self._on_call(PlayedCall(call.task.row, call.task.path, sent, times))
-            usage = CallUsage(len(prompt) // TOKEN_BYTES, used.num_cached_tokens, sent.num_output)
-            self._state.answered(call.task, ModelAnswer(text, "length", (), usage))
-            self._operator_ended()
-            # All calls that end with the same step are answered before the next ones are chosen.
-            self._cluster.at(times.end_s, lambda _: self._advance())
+            usage = CallUsage(
+                len(prompt) // TOKEN_BYTES,
+                used.num_cached_tokens,
+                sent.num_output,
+                min(used.num_continued_tokens, used.num_cached_tokens),
+                used.num_prefill_tokens,
+            )
+            answer = ModelAnswer(text, "length", (), usage)
+            if self._keeper is not None:
+                self._keeper.was_answered(begun_with, answer)
+            if self._cache is not None and call.may_be_cached and request.key is not None:
+                self._cache[request.key] = answer
+            self._answered(call, answer)
 
         self._cluster.call(sent, done, started)
+
+    def _answered(self, call: CallModel, answer: ModelAnswer) -> None:
+        self._state.answered(call.task, answer)
+        self._operator_ended()
+        # All calls that end with the same step are answered before the next ones are chosen.
+        self._cluster.at(self._cluster.clock.now(), lambda _: self._advance())
 
     def _operator_ended(self) -> None:
         if self._limits.operators is None:
@@ -205,3 +255,14 @@ class WorkflowPlayer:
             self._num_answered = 0
             for call in self._held.pop(self._limits.operators[self._turn], []):
                 self._ask(call)
+
+
+class _Engines:
+    """`KeepsPrefixes` of a cluster's engines."""
+
+    def __init__(self, cluster: SimulatedCluster):
+        self._cluster = cluster
+
+    def retain(self, prefix: KvPrefix, pinned_part: float, told: OnRetained) -> KeptPrefix:
+        """As `KeepsPrefixes.retain`."""
+        return self._cluster.retains[prefix.replica].retain("", "", prefix.tokens, pinned_part, told)

@@ -15,6 +15,7 @@ from tests.workflow.run.test_planning import map_reduce
 from tests.workflow.shapes import Json, graph
 from weft.abi.errors import EngineDead, InvalidRequest, LimitExceeded, Unsupported, WeftError
 from weft.core.ids import unpack_tokens
+from weft.programs.retains import OnRetained
 from weft.testing.word_tokens import WordTokens
 from weft.workflow.actuals import PinCounts
 from weft.workflow.graph import graph_from_dict
@@ -38,13 +39,6 @@ class _Kept:
     def __init__(self, backend: KeepingBackend, prefix: KvPrefix):
         self.backend, self.prefix = backend, prefix
 
-    async def num_tokens(self) -> int:
-        await asyncio.sleep(0)
-        error = self.backend.refuse(self.prefix)
-        if error is not None:
-            raise error
-        return self.prefix.num_tokens
-
     def end(self) -> None:
         if self in self.backend.kept:
             self.backend.kept.remove(self)
@@ -63,8 +57,9 @@ class KeepingBackend(CachingBackend):
         self.refuse: Callable[[KvPrefix], WeftError | None] = lambda prefix: None
         self.on_call: Callable[[int], None] = lambda number: None
 
-    def retain(self, prefix: KvPrefix, pinned_part: float) -> _Kept:
+    def retain(self, prefix: KvPrefix, pinned_part: float, told: OnRetained) -> _Kept:
         kept = _Kept(self, prefix)
+        asyncio.get_running_loop().call_soon(lambda: told(self.refuse(prefix) or prefix.num_tokens))
         self.asked.append(prefix)
         self.kept.append(kept)
         self.most_kept = max(self.most_kept, sum(each.prefix.num_tokens for each in self.kept))
@@ -237,10 +232,10 @@ def test_an_engine_that_is_dead_for_a_moment_keeps_nothing() -> None:
     dead = iter([True, True])
     retain = run.backend.retain
 
-    def sometimes(prefix: KvPrefix, pinned_part: float) -> _Kept:
+    def sometimes(prefix: KvPrefix, pinned_part: float, told: OnRetained) -> _Kept:
         if next(dead, False):
             raise EngineDead("the engine is starting")
-        return retain(prefix, pinned_part)
+        return retain(prefix, pinned_part, told)
 
     run.backend.retain = sometimes  # type: ignore[method-assign]
     assert len(run.run(rows_of(3))) == 3

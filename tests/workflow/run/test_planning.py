@@ -15,6 +15,8 @@ from weft.abi.errors import InvalidRequest
 from weft.testing.word_tokens import WordTokens
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.planner.place import PlanEngine
+from weft.workflow.run.backend import CallProgress
+from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.instructions import RowDone
 from weft.workflow.run.order import row_by_row
@@ -33,13 +35,16 @@ async def at_once(make: Callable[[Any], Any], rows: Any) -> Any:
 class PlannedRun:
     """A run on a caching backend."""
 
-    def __init__(self, raw: Json, kv_tokens: int = KV_TOKENS, model: str = "m", **statistics: Mapping[str, Any]):
+    def __init__(
+        self, raw: Json, kv_tokens: int = KV_TOKENS, model: str = "m", engines: int = 1, **statistics: Mapping[str, Any]
+    ):
         read = graph_from_dict(raw)
         tokens = WordTokens()
         self.backend = CachingBackend(kv_tokens)
         self.order = PlannedOrder(row_by_row(read))
         self.state = RunState(read, self.order)
-        sources = PlanSources(lambda name: tokens, [PlanEngine("m", kv_tokens, page_size=4)], model)
+        served = [PlanEngine("m", kv_tokens, page_size=4, replica=replica) for replica in range(engines)]
+        sources = PlanSources(lambda name: tokens, served, model)
         self.planner = RunPlanner(read, self.order, sources, statistics, at_once)
         self.plans: list[list[int]] = []
         """The rows of each plan."""
@@ -118,6 +123,26 @@ def test_a_sample_of_the_rows_runs_first_and_its_figures_make_the_next_plan() ->
     assert set() < set(run.plans[2]) < set(run.plans[1])
     assert run.backend.sent[:2] == [rows_of(25)[row]["q"] for row in sample]
     assert run.planner.statistics == {name: {"output_tokens": 20} for name in "ab"}
+
+
+@pytest.mark.parametrize(("calls", "waiting_calls", "most"), [(3, 10, 3), (100, 2, 2)])
+@pytest.mark.parametrize("engines", [1, 2])
+def test_calls_are_bounded_for_each_engine(calls: int, waiting_calls: int, most: int, engines: int) -> None:
+    run = PlannedRun(graph(llm("a", "{{q}}")), engines=engines)
+    complete, at_once = run.backend.complete, []
+
+    async def counted(request: ModelRequest, started: CallProgress) -> ModelAnswer:
+        run_calls.add(request.body["messages"][-1]["content"])
+        at_once.append(len(run_calls))
+        try:
+            return await complete(request, started)
+        finally:
+            run_calls.remove(request.body["messages"][-1]["content"])
+
+    run_calls: set[str] = set()
+    run.backend.complete = counted  # type: ignore[method-assign]
+    run.run(rows_of(20), calls=calls, waiting_calls=waiting_calls)
+    assert max(at_once) == most * engines
 
 
 def test_known_figures_need_no_sample() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from weft.core.ids import unpack_tokens
-from weft.core.waits import WaitKind
 from weft.core.wire import OperationUsage
 from weft.endpoints.models import Models
 from weft.endpoints.prompts import chat_prompt_of
@@ -21,6 +20,7 @@ from weft.endpoints.schemas.chat import ChatRequest, ChatResponse
 from weft.endpoints.schemas.completion import CompletionRequest, CompletionResponse
 from weft.endpoints.table import ENDPOINTS
 from weft.endpoints.writers import StreamEvents
+from weft.programs.retains import OnRetained
 from weft.tokenizers import chats
 from weft.tokenizers.tokenizer import off_loop
 from weft.workflow.actuals import CallUsage
@@ -68,7 +68,7 @@ class EndpointBackend:
         )
         following = request.advice.next_turn
         if following is not None:
-            record.wait_kind = WaitKind.WORKFLOW if following.comes else ""
+            record.wait_kind = following.wait_kind
             record.expected_in_s = following.in_s
         fields = {**self._fields, **request.hinted}
         if started.wants_text:
@@ -83,11 +83,11 @@ class EndpointBackend:
             answer = await _streamed(reply, started, is_chat=request.endpoint == CHAT)
         return answer._replace(usage=_usage(record))
 
-    def retain(self, prefix: KvPrefix, pinned_part: float) -> KeptPrefix:
+    def retain(self, prefix: KvPrefix, pinned_part: float, told: OnRetained) -> KeptPrefix:
         """As `KeepsPrefixes.retain`."""
         salt = self._fields.get("cache_salt") if prefix.salt is None else prefix.salt
         runtime = self._models.find(prefix.model or self._fields.get("model")).runtimes[prefix.replica]
-        return runtime.retains.retain(self._tenant, namespace_of(self._tenant, salt), prefix.tokens, pinned_part)
+        return runtime.retains.retain(self._tenant, namespace_of(self._tenant, salt), prefix.tokens, pinned_part, told)
 
     async def prompt_digest(self, request: ModelRequest) -> str:
         """A digest of the prompt's token ids, rendered and tokenized as the endpoint does it."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.core.ids import pack_tokens
+from weft.core.waits import WaitKind
 from weft.workflow.analysis.analyse import AnalysedGraph
 from weft.workflow.analysis.bounds import answer_nodes
 from weft.workflow.analysis.objectives import CallObjective
@@ -51,6 +52,11 @@ class NextTurn(NamedTuple):
     comes: bool
     in_s: float | None = None
     """Expected seconds from the end of the call; None: engines have no cost profile."""
+
+    @property
+    def wait_kind(self) -> str:
+        """What the call's sequence waits for when it has ended, as engines are told; empty: nothing."""
+        return WaitKind.WORKFLOW if self.comes else ""
 
 
 class CallRanks:

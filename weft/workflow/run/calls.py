@@ -44,6 +44,11 @@ class ModelAnswer(NamedTuple):
     """Whether it is that of an equal earlier request."""
     times: CallTimes = CallTimes()
 
+    @property
+    def again(self) -> ModelAnswer:
+        """The answer to a later, equal request, which costs nothing."""
+        return self._replace(usage=CallUsage(), is_cached=True, times=CallTimes())
+
 
 class CallAdvice(NamedTuple):
     """What the plan knows of a call and no field of a request says. It changes nothing of the answer."""

@@ -50,11 +50,15 @@ class Concurrency(NamedTuple):
     rows: int = 1000
     """Rows whose values are kept. Rows of one plan group should fit."""
     calls: int = 256
-    """Calls at the model's server."""
+    """Calls at one engine; at the model's server, where its engines are not known."""
     waiting_calls: int = 10
     """Of those, calls that an engine has not begun: few, so that the order of the plan is the engine's order."""
     functions: int = 16
     """Functions and programs."""
+
+    def on(self, num_engines: int) -> Concurrency:
+        """The calls of all engines of a model together."""
+        return self._replace(calls=self.calls * num_engines, waiting_calls=self.waiting_calls * num_engines)
 
 
 class RunServices(NamedTuple):
@@ -116,7 +120,7 @@ class Driver:
         self.feed = feed or RunFeed()
         self._turn = turn
         self._services = services
-        self._at_once = concurrency or Concurrency()
+        self._at_once = (concurrency or Concurrency()).on(1 if planner is None else planner.num_engines)
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
         self._functions = asyncio.Semaphore(self._at_once.functions)
@@ -127,10 +131,7 @@ class Driver:
         self._keeper: PrefixKeeper | None = None
         backend = services.backend
         if planner is not None and planner.settings.pins and isinstance(backend, KeepsPrefixes):
-            self._keeper = PrefixKeeper(planner.pins, backend, planner.settings.pinned_part)
-            planner.pins.counts = state.pins
-            planner.tell_unpinned(self._keeper.end)
-            state.on_settled = self._keeper.has_settled
+            self._keeper = PrefixKeeper(planner.rounds, state, backend)
 
     def wake(self) -> None:
         """The state was changed from outside: look at it again."""
@@ -191,7 +192,6 @@ class Driver:
     def _row_ended(self, notice: RowDone) -> None:
         if self._keeper is not None:
             self._keeper.has_ended(notice.row)
-            self._state.pins = self._keeper.counts
 
     async def _open_rows(self) -> None:
         while self._may_open:
@@ -204,8 +204,7 @@ class Driver:
             await self._evaluate()
 
     def _room(self) -> int:
-        waiting = self._at_once.waiting_calls * (1 if self._planner is None else self._planner.num_engines)
-        return max(min(self._at_once.calls - self._num_calls, waiting - self._num_waiting), 0)
+        return max(min(self._at_once.calls - self._num_calls, self._at_once.waiting_calls - self._num_waiting), 0)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -1,27 +1,27 @@
 """`PrefixKeeper`: has engines keep what `RunPins` wants kept, and releases it at every end of the run.
 
-Owns the retains of one run. Nothing waits for an engine: a call never does for a retain, nor the end of a run.
+Owns the retains of one run. Nothing waits for an engine: a call never does for a retain, nor the end of a run. Pure, so
+that simulated runs keep prefixes as served ones do.
 """
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from weft.abi.errors import WeftError
-from weft.workflow.actuals import PinCounts
+from weft.programs.retains import OnRetained
 from weft.workflow.run.calls import ModelAnswer
 from weft.workflow.run.instructions import CallModel
-from weft.workflow.run.pins import KvPrefix, RunPins
+from weft.workflow.run.pins import KvPrefix
+from weft.workflow.run.plan_rounds import PlanRounds
+from weft.workflow.run.state import RunState
 
 
 class KeptPrefix(Protocol):
     """A prefix that an engine was asked to keep."""
-
-    async def num_tokens(self) -> int:
-        """Wait for the engine's answer: how many of the first tokens it keeps. Raises why it keeps none."""
-        ...
 
     def end(self) -> None:
         """Let go of it. Idempotent; never waits, and may be called at any time."""
@@ -31,26 +31,32 @@ class KeptPrefix(Protocol):
 class KeepsPrefixes(Protocol):
     """A backend whose engines keep KV of prefixes on request."""
 
-    def retain(self, prefix: KvPrefix, pinned_part: float) -> KeptPrefix:
-        """Keep what an engine has of a prefix. All prefixes of a user hold at most `pinned_part` of its pages. Raises
-        `WeftError`."""
+    def retain(self, prefix: KvPrefix, pinned_part: float, told: OnRetained) -> KeptPrefix:
+        """Keep what an engine has of a prefix, and tell later, not before this returns, what it keeps. All prefixes of
+        a user hold at most `pinned_part` of its pages. Raises `WeftError`."""
         ...
 
 
+class _Kept(NamedTuple):
+    number: int
+    """Of the request to keep it: the same prefix may be retained anew."""
+    retain: KeptPrefix
+
+
 class PrefixKeeper:
-    """The retains of one run. Used from one event loop."""
+    """The retains of one run."""
 
-    def __init__(self, pins: RunPins, backend: KeepsPrefixes, pinned_part: float):
-        self._pins = pins
+    def __init__(self, rounds: PlanRounds, state: RunState, backend: KeepsPrefixes):
+        """For the prefixes that the plans of a run pin; told by its state what has settled."""
+        self._pins = rounds.pins
+        self._state = state
         self._backend = backend
-        self._pinned_part = pinned_part
-        self._kept: dict[KvPrefix, KeptPrefix] = {}
-        self._asking: set[asyncio.Task[None]] = set()
-
-    @property
-    def counts(self) -> PinCounts:
-        """What became of the prefixes so far."""
-        return self._pins.counts
+        self._pinned_part = rounds.settings.pinned_part
+        self._kept: dict[KvPrefix, _Kept] = {}
+        self._numbers = itertools.count()
+        self._pins.counts = state.pins
+        rounds.on_unpinned = self.end
+        state.on_settled = self.has_settled
 
     def begins_with(self, call: CallModel) -> list[KvPrefix]:
         """What is kept now of the prompt of a call."""
@@ -74,41 +80,35 @@ class PrefixKeeper:
     def has_ended(self, row: int) -> None:
         """A row has ended."""
         self.end(self._pins.has_ended(row))
+        self._state.pins = self._pins.counts
 
     def end(self, prefixes: Iterable[KvPrefix]) -> None:
         """Let go of prefixes, as far as they are kept."""
         for prefix in prefixes:
             kept = self._kept.pop(prefix, None)
             if kept is not None:
-                kept.end()
+                kept.retain.end()
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""
-        for task in self._asking:
-            task.cancel()
         self.end(self._pins.close())
         self.end(list(self._kept))
 
     def _retain(self, prefixes: Iterable[KvPrefix]) -> None:
         for prefix in prefixes:
+            number = next(self._numbers)
             try:
-                kept = self._backend.retain(prefix, self._pinned_part)
+                kept = self._backend.retain(prefix, self._pinned_part, partial(self._outcome, prefix, number))
             except WeftError as error:
                 self.end(self._pins.was_refused(prefix, error))
                 continue
-            self._kept[prefix] = kept
-            task = asyncio.get_running_loop().create_task(self._outcome(prefix, kept))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            self._kept[prefix] = _Kept(number, kept)
 
-    async def _outcome(self, prefix: KvPrefix, kept: KeptPrefix) -> None:
-        try:
-            num_tokens = await kept.num_tokens()
-        except WeftError as error:
-            if self._kept.get(prefix) is kept:
-                del self._kept[prefix]
-                kept.end()
-                self.end(self._pins.was_refused(prefix, error))
+    def _outcome(self, prefix: KvPrefix, number: int, outcome: int | WeftError) -> None:
+        kept = self._kept.get(prefix)
+        if kept is None or kept.number != number:
             return
-        if self._kept.get(prefix) is kept:
-            self._pins.was_retained(prefix, num_tokens)
+        if isinstance(outcome, WeftError):
+            self.end([prefix, *self._pins.was_refused(prefix, outcome)])
+        else:
+            self._pins.was_retained(prefix, outcome)

@@ -82,9 +82,9 @@ class PlanRounds:
 
     @property
     def num_engines(self) -> int:
-        """Engines of a model, of the one that has most of them; 1 where plans choose none."""
+        """Engines of a model, of the one that has most of them."""
         models: dict[str, int] = {}
-        for engine in self._sources.engines if self.settings.engines else ():
+        for engine in self._sources.engines:
             models[engine.model] = models.get(engine.model, 0) + 1
         return max(models.values(), default=1)
 

@@ -10,7 +10,6 @@ from weft.abi.errors import WeftError
 from weft.workflow.analysis.objectives import WantedOutputs
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.planner.ranks import CallRanks
-from weft.workflow.run.pins import KvPrefix, RunPins
 from weft.workflow.run.plan_rounds import PlannedRows, PlanRounds, PlanSources
 from weft.workflow.run.planned_order import PlannedOrder
 from weft.workflow.run.settings import PlanSettings
@@ -38,38 +37,30 @@ class RunPlanner:
     ):
         """As `PlanRounds`; `beside` makes plans."""
         self.failure: Exception | None = None
-        self._rounds = PlanRounds(graph, order, sources, statistics, settings, wanted)
+        self.rounds = PlanRounds(graph, order, sources, statistics, settings, wanted)
+        """Which rows are planned together, and what plans want to be kept."""
         self._beside = beside
         self._planning: asyncio.Task[None] | None = None
 
     @property
     def settings(self) -> PlanSettings:
         """What the run does with its plans."""
-        return self._rounds.settings
-
-    @property
-    def pins(self) -> RunPins:
-        """What plans want to be kept."""
-        return self._rounds.pins
+        return self.rounds.settings
 
     @property
     def num_engines(self) -> int:
-        """Engines of a model, of the one that has most of them; 1 where plans choose none."""
-        return self._rounds.num_engines
-
-    def tell_unpinned(self, told: Callable[[list[KvPrefix]], None]) -> None:
-        """Tell of prefixes that a new plan does not want any more."""
-        self._rounds.on_unpinned = told
+        """As `PlanRounds.num_engines`."""
+        return self.rounds.num_engines
 
     @property
     def num_plans(self) -> int:
         """Plans that the order has had so far."""
-        return self._rounds.num_plans
+        return self.rounds.num_plans
 
     @property
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
         """The figures that the next plan is made with."""
-        return self._rounds.known
+        return self.rounds.known
 
     async def advance(self, state: RunState, *, is_open: bool) -> None:
         """Make a plan where one is due: at first at once, later beside what runs. `is_open`: more rows may come."""
@@ -80,8 +71,8 @@ class RunPlanner:
                 return
             task, self._planning = self._planning, None
             task.result()
-        waits = not self._rounds.has_begun
-        for rows in self._rounds.due(state, is_open=is_open):
+        waits = not self.rounds.has_begun
+        for rows in self.rounds.due(state, is_open=is_open):
             planning = self._plan(state, rows)
             if waits:
                 await planning
@@ -95,9 +86,9 @@ class RunPlanner:
 
     async def _plan(self, state: RunState, rows: PlannedRows) -> None:
         try:
-            ranks = await self._beside(self._rounds.ranks, rows)
+            ranks = await self._beside(self.rounds.ranks, rows)
         # What a template refuses, or no engine serves, the calls themselves report.
         except (WeftError, ValueError) as error:
             self.failure = error
             return
-        self._rounds.put(state, rows, ranks)
+        self.rounds.put(state, rows, ranks)

@@ -13,8 +13,7 @@ import msgspec
 
 from weft.abi.errors import StorageFailed
 from weft.store.answers import AnswerTable
-from weft.workflow.actuals import CallUsage
-from weft.workflow.run.calls import CallTimes, ModelAnswer
+from weft.workflow.run.calls import ModelAnswer
 
 _decoder = msgspec.json.Decoder(ModelAnswer)
 
@@ -44,7 +43,7 @@ class PromptCache:
             return None
         if found is None:
             return None
-        return _decoder.decode(found)._replace(usage=CallUsage(), is_cached=True, times=CallTimes())
+        return _decoder.decode(found).again
 
     def put(self, key: str, answer: ModelAnswer) -> None:
         """Keep an answer. It is written some time later; one that cannot be written is not kept."""

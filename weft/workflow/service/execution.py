@@ -205,6 +205,9 @@ class RunExecution:
         )
         rows = unfinished_rows(self._tables.runs, record.id, prepared.endings.rows)
         concurrency = at_once(prepared.state, record)
+        if prepared.planner is None:  # which would know the engines
+            engines = (len(self._models.find(name).runtimes) for name in record.models)
+            concurrency = concurrency.on(max(engines, default=1))
         turn = self._evaluations.turn(record.tenant)
         journal, planner, feed = prepared.journal, prepared.planner, prepared.feed
         driver = Driver(prepared.state, rows, services, concurrency, journal, planner, feed, turn)
