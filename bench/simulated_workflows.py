@@ -64,6 +64,8 @@ SCALE = 4
 """Divides all lengths, see `shrunk`."""
 SCALED_ROWS, SCALED_BRANCHES, SCALED_ROUNDS, SCALED_ENGINES = (8, 16, 40, 80), (4, 8, 16), (2, 3, 4, 5), (1, 2, 4)
 POOLS = {"small": 1 / 3, "large": 1.25}
+ABLATED = ("map_reduce_mmlu", "map_reduce_tatqa", "debate_mmlu", "debate_tatqa", "reflect_tatqa", "trading")
+"""Not those over reviews, which take as long with all parts as with none."""
 IN_POOLS = ("debate_tatqa", "trading")
 
 Found = Mapping[str, Any]
@@ -143,12 +145,14 @@ class Parts:
 
     def ablation(self) -> Found:
         """Parts of Weft."""
-        distinct, merged = ([one for one in self._settings() if one.merged is which] for which in (False, True))
-        tables = (
-            lambda: self._table(distinct, ("weft", "clients", *PARTS_OF_WEFT)),
-            lambda: self._table(merged, ("weft", "clients", *PARTS_OF_WEFT, *PARTS_FOR_EQUAL_CALLS)),
-        )
-        found = gather(lambda make: make(), tables)
+        settings = [one for one in self._settings() if one.name in ABLATED]
+        by_merged = {which: [one for one in settings if one.merged is which] for which in (True, False)}
+
+        def table(merged: bool) -> Found:
+            parts = (*PARTS_OF_WEFT, *PARTS_FOR_EQUAL_CALLS) if merged else PARTS_OF_WEFT
+            return self._table(by_merged[merged], ("weft", "clients", *parts))
+
+        found = gather(table, by_merged)
         return {setting: row for table in found.values() for setting, row in table.items()}
 
     def pools(self) -> Found:

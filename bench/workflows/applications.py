@@ -13,16 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.workflows.played import engine_settings
+from bench.workflows.played import engine_settings, sources_of
 from weft.core.ids import pack_tokens
-from weft.core.objectives import Objective
 from weft.sim.clock import VirtualClock
 from weft.sim.cluster import EngineChoice, LeastQueue, RouterChoice, SimulatedCall, SimulatedCluster, SimulatedTimes
-from weft.sim.devices import find_device
+from weft.sim.devices import Device, find_device
 from weft.sim.run import SimulationSettings, simulated_engine
 from weft.sim.workflow_run import WorkflowPlayer, letters_of
+from weft.workflow.analysis.objectives import OutputObjective
 from weft.workflow.graph import WorkflowGraph, canonical, graph_from_dict
 from weft.workflow.run.order import CallHints, CallSite, no_hints, row_by_row
+from weft.workflow.run.plan_rounds import PlanRounds
+from weft.workflow.run.planned_order import PlannedOrder
+from weft.workflow.run.settings import NO_PLANS, PlanSettings
 from weft.workflow.run.state import RunState
 
 DOCUMENT_TOKENS = 20_000
@@ -56,20 +59,28 @@ class Service(NamedTuple):
     shares: bool = True
     """Whether prefixes are found."""
 
+    @property
+    def known_device(self) -> Device:
+        """The device with this service's KV."""
+        return find_device(self.device, kv_tokens=self.kv_tokens)
+
 
 class Client(NamedTuple):
     """How applications are run."""
 
     is_near: bool = False
     """Whether a graph is given to the service as a whole, so that only its beginning travels."""
-    objective: Objective = "latency"
+    objective: OutputObjective = "latency"
+    """Of all calls; with plans, of the output, from which those of the calls are deduced."""
     priority: int = 0
+    """Of all calls, without plans."""
+    planning: PlanSettings = NO_PLANS
 
 
 def cluster_of(service: Service, settings: SimulationSettings | None = None) -> SimulatedCluster:
     """The engines of a service."""
     settings = settings or engine_settings()
-    device = find_device(service.device, kv_tokens=service.kv_tokens)
+    device = service.known_device
     clock = VirtualClock()
     engines = [simulated_engine(device, settings, clock, prefix_cache=service.shares) for _ in range(service.engines)]
     choice: EngineChoice = LeastQueue(service.engines)
@@ -135,6 +146,13 @@ def _graph(chunks: int, nodes: list[dict[str, Any]]) -> WorkflowGraph:
     return graph_from_dict({"version": 1, "inputs": inputs, "nodes": nodes, "outputs": {"last": nodes[-1]["id"]}})
 
 
+class Tried(NamedTuple):
+    """How applications are served and run."""
+
+    service: Service
+    client: Client = Client()
+
+
 class Application(NamedTuple):
     """A graph with its document, and when somebody asks for it."""
 
@@ -144,34 +162,40 @@ class Application(NamedTuple):
 
 
 def run_applications(
-    cluster: SimulatedCluster, applications: Sequence[Application], client: Client, texts: Texts
+    cluster: SimulatedCluster, applications: Sequence[Application], tried: Tried, texts: Texts
 ) -> list[float]:
     """Have applications begin when they are asked for. Returns a list that is filled with the seconds that each takes,
     as its user sees them."""
     taken: list[float] = []
     for one in applications:
         network_s = [texts.network_s() for _ in one.graph.nodes]
-        _begin(cluster, one, client, network_s, taken.append)
+        _begin(cluster, one, tried, network_s, taken.append)
     return taken
 
 
 def _begin(
-    cluster: SimulatedCluster, one: Application, client: Client, network_s: Sequence[float],
+    cluster: SimulatedCluster, one: Application, tried: Tried, network_s: Sequence[float],
     on_done: Callable[[float], None],
 ) -> None:  # fmt: skip
-    graph = canonical(one.graph)
+    graph, client = canonical(one.graph), tried.client
     delays = {node.id: seconds for node, seconds in zip(graph.nodes, network_s, strict=True)}
-    hints = no_hints
+    hints, rounds = no_hints, None
+    order = PlannedOrder(row_by_row(graph), client.planning, client.objective)
 
     def urgent(site: CallSite) -> CallHints:
         return CallHints({"priority": client.priority, "objective": client.objective})
 
-    if client.is_near:
+    if client.planning.needs_plans:
+        sources = sources_of(tried.service.known_device, engine_settings(), tried.service.engines)
+        rounds = PlanRounds(graph, order, sources, settings=client.planning, objective=client.objective)
+        hints = order.hints
+    elif client.is_near:
         hints = urgent
     player = WorkflowPlayer(
         cluster,
-        RunState(graph, row_by_row(graph), hints=hints),
+        RunState(graph, order, hints=hints),
         [one.row],
+        rounds=rounds,
         round_trip_s=(lambda path: 0.0) if client.is_near else (lambda path: delays[path]),
         on_done=lambda now: on_done(now - one.at_s),
     )
@@ -231,14 +255,6 @@ def _add(cluster: SimulatedCluster, at_s: float, prompt: str, output: int, times
 
 # Measurements
 
-
-class Tried(NamedTuple):
-    """How applications are served and run."""
-
-    service: Service
-    client: Client = Client()
-
-
 A100, A6000 = "llama-13b-a100", "llama-7b-a6000"
 HELD_TOKENS = 4096
 """That an engine holds at once where each request is to be fast."""
@@ -261,7 +277,7 @@ def summaries(
         cluster = cluster_of(tried.service)
         chunks = -(-DOCUMENT_TOKENS // chunk)
         one = Application(shape(chunks, output, texts), document(chunks, chunk, texts))
-        seconds = run_applications(cluster, [one], tried.client, texts)
+        seconds = run_applications(cluster, [one], tried, texts)
         cluster.run()
         taken += seconds
     return {"seconds": statistics.fmean(taken)}
@@ -277,7 +293,7 @@ def chains_beside_chat(chunk: int, output: int, tried: Tried, documents: int, ra
         for number in range(documents)
     ]
     chat = add_chat(cluster, rate, round(rate * (WARM_S + documents * APART_S)), Texts(1))
-    taken = run_applications(cluster, ones, tried.client, texts)
+    taken = run_applications(cluster, ones, tried, texts)
     cluster.run()
     return {"seconds": statistics.fmean(taken), **chat.figures()}
 
@@ -292,7 +308,7 @@ def chat_beside_map_reduce(tried: Tried, rate: float, documents: int, every_s: f
         for at_s in texts.arrivals(1 / every_s, documents)
     ]
     chat = add_chat(cluster, rate, round(rate * documents * every_s), Texts(1))
-    taken = run_applications(cluster, ones, tried.client, texts)
+    taken = run_applications(cluster, ones, tried, texts)
     cluster.run()
     return {"seconds": statistics.fmean(taken), **chat.figures()}
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from bench.simulations import Simulations, gather
 from bench.workflows import applications as apps
 from bench.workflows.applications import A100, A6000, Client, Service, Tried
+from weft.workflow.run.settings import PlanSettings
 
 WEFT, CLIENTS = "weft", "clients"
 HELD, THROUGHPUT = "clients, engine held", "clients, full engine"
@@ -45,6 +46,12 @@ BY_TASK: Mapping[str, Mapping[str, Tried]] = {
     },
     "mixed": {
         WEFT: Tried(Service(A6000, apps.ENGINES, routes=True), Client(True, "throughput")),
+        "weft, plans": Tried(
+            Service(A6000, apps.ENGINES, routes=True), Client(True, "throughput", planning=PlanSettings())
+        ),
+        "weft, last call for latency": Tried(
+            Service(A6000, apps.ENGINES, routes=True), Client(True, "latency", planning=PlanSettings(engines=False))
+        ),
         HELD: Tried(Service(A6000, apps.ENGINES, kv_tokens=apps.HELD_TOKENS)),
         THROUGHPUT: Tried(Service(A6000, apps.ENGINES)),
     },

@@ -205,19 +205,24 @@ def player_of(
         limits = limits._replace(operators=[node.id for node in graph.nodes])
     rounds = None
     if planning.needs_plans:
-        engines = [
-            PlanEngine(
-                MODEL, device.kv_tokens, page_size=device.page_size, max_step_tokens=settings.max_step_tokens,
-                forward=device.forward, replica=replica,
-            )
-            for replica in range(len(cluster.engines))
-        ]  # fmt: skip
         known = {node.id: {"output_tokens": node.request["max_tokens"]} for node in graph.nodes}  # type: ignore[union-attr]
-        sources = PlanSources(lambda model: _PROMPTS, engines, MODEL)
+        sources = sources_of(device, settings, len(cluster.engines))
         rounds = PlanRounds(graph, order, sources, known if contender.is_profiled else None, planning)
     count = len(cluster.engines)
     limits = limits._replace(waiting_calls=limits.waiting_calls * count * scale, calls=limits.calls * count)
     return WorkflowPlayer(cluster, state, work.rows, limits, rounds, continues=contender.continues, **options)
+
+
+def sources_of(device: Device, settings: SimulationSettings, num_engines: int) -> PlanSources:
+    """What plans for equal engines are made of."""
+    engines = [
+        PlanEngine(
+            MODEL, device.kv_tokens, page_size=device.page_size, max_step_tokens=settings.max_step_tokens,
+            forward=device.forward, replica=replica,
+        )
+        for replica in range(num_engines)
+    ]  # fmt: skip
+    return PlanSources(lambda model: _PROMPTS, engines, MODEL)
 
 
 def least(work: Workload, device: Device, num_engines: int, settings: SimulationSettings | None = None) -> Floor:

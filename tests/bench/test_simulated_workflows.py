@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,8 +20,10 @@ from bench.workflows.floor import Floor, FloorEngines, floor_of
 from bench.workflows.played import CONTENDERS, PlayedRun, engine_settings, least, play, shrunk
 from bench.workflows.shapes import SHAPES, workload
 from weft.core.cost.model import StepShape
+from weft.sim.cluster import SimulatedCall, SimulatedCluster
 from weft.sim.devices import Device, find_device, linear_forward
 from weft.workflow.graph import graph_from_dict
+from weft.workflow.run.settings import NO_PLANS, PlanSettings
 
 SCALE = 8
 STORED = Path(__file__).parents[2] / "bench/results/simulated-workflows.json"
@@ -136,7 +139,7 @@ def test_a_chain_far_away_waits_for_the_network() -> None:
     for name, tried in parrot.BY_TASK["chain"].items():
         cluster = apps.cluster_of(tried.service)
         one = apps.Application(apps.chain(4, 5, texts), apps.document(4, 200, texts))
-        [*found] = [apps.run_applications(cluster, [one], tried.client, apps.Texts(1))]
+        [*found] = [apps.run_applications(cluster, [one], tried, apps.Texts(1))]
         cluster.run()
         [[seconds[name]]] = found
     low, high = apps.NETWORK_S
@@ -146,9 +149,10 @@ def test_a_chain_far_away_waits_for_the_network() -> None:
 def test_an_engine_that_is_held_takes_documents_in_small_batches() -> None:
     def seconds(kv_tokens: int | None) -> float:
         texts = apps.Texts(0)
-        cluster = apps.cluster_of(apps.Service(apps.A100, kv_tokens=kv_tokens))
+        tried = apps.Tried(apps.Service(apps.A100, kv_tokens=kv_tokens))
+        cluster = apps.cluster_of(tried.service)
         one = apps.Application(apps.map_reduce(8, 40, texts), apps.document(8, 300, texts))
-        found = apps.run_applications(cluster, [one], apps.Client(), apps.Texts(1))
+        found = apps.run_applications(cluster, [one], tried, apps.Texts(1))
         cluster.run()
         return found[0]
 
@@ -189,3 +193,30 @@ def test_the_stored_result_is_of_this_code() -> None:
 def test_every_shape_has_settings() -> None:
     assert all(str(Setting(name, True)).startswith(name) for name in SHAPES)
     assert engine_settings(max_running=3).max_running == 3
+
+
+def test_objectives_of_calls_are_deduced_from_that_of_the_output() -> None:
+    """Of a summary that somebody waits for, the parts are wanted together and the last call is for latency."""
+    service = apps.Service(apps.A6000, 2, routes=True)
+    for planning, expected in ((NO_PLANS, {"latency"}), (PlanSettings(), {"throughput", "latency"})):
+        texts, cluster = apps.Texts(0), apps.cluster_of(service)
+        calls = _noted_calls(cluster)
+        one = apps.Application(apps.map_reduce(3, 5, texts), apps.document(3, 60, texts))
+        tried = apps.Tried(service, apps.Client(True, "latency", planning=planning))
+        apps.run_applications(cluster, [one], tried, apps.Texts(1))
+        cluster.run()
+        assert {each.objective for each in calls} == expected
+        assert calls[-1].objective == "latency"
+        assert all((each.replica is None) is (planning == NO_PLANS) for each in calls)
+
+
+def _noted_calls(cluster: SimulatedCluster) -> list[SimulatedCall]:
+    """The calls that the cluster gets from now on."""
+    calls, call = [], cluster.call
+
+    def noting(one: SimulatedCall, *told: Any) -> int:
+        calls.append(one)
+        return call(one, *told)
+
+    cluster.call = noting  # type: ignore[method-assign]
+    return calls
