@@ -15,12 +15,13 @@ import numpy as np
 
 from bench.workflows.played import engine_settings, sources_of
 from weft.core.ids import pack_tokens
+from weft.core.objectives import Objective
 from weft.sim.clock import VirtualClock
 from weft.sim.cluster import EngineChoice, LeastQueue, RouterChoice, SimulatedCall, SimulatedCluster, SimulatedTimes
 from weft.sim.devices import Device, find_device
 from weft.sim.run import SimulationSettings, simulated_engine
 from weft.sim.workflow_run import WorkflowPlayer, letters_of
-from weft.workflow.analysis.objectives import OutputObjective
+from weft.workflow.analysis.objectives import WantedOutputs
 from weft.workflow.graph import WorkflowGraph, canonical, graph_from_dict
 from weft.workflow.run.order import CallHints, CallSite, no_hints, row_by_row
 from weft.workflow.run.plan_rounds import PlanRounds
@@ -70,7 +71,7 @@ class Client(NamedTuple):
 
     is_near: bool = False
     """Whether a graph is given to the service as a whole, so that only its beginning travels."""
-    objective: OutputObjective = "latency"
+    objective: Objective = "latency"
     """Of all calls; with plans, of the output, from which those of the calls are deduced."""
     priority: int = 0
     """Of all calls, without plans."""
@@ -180,14 +181,14 @@ def _begin(
     graph, client = canonical(one.graph), tried.client
     delays = {node.id: seconds for node, seconds in zip(graph.nodes, network_s, strict=True)}
     hints, rounds = no_hints, None
-    order = PlannedOrder(row_by_row(graph), client.planning, client.objective)
+    order = PlannedOrder(row_by_row(graph), client.planning, WantedOutputs(client.objective))
 
     def urgent(site: CallSite) -> CallHints:
         return CallHints({"priority": client.priority, "objective": client.objective})
 
     if client.planning.needs_plans:
         sources = sources_of(tried.service.known_device, engine_settings(), tried.service.engines)
-        rounds = PlanRounds(graph, order, sources, settings=client.planning, objective=client.objective)
+        rounds = PlanRounds(graph, order, sources, settings=client.planning, wanted=WantedOutputs(client.objective))
         hints = order.hints
     elif client.is_near:
         hints = urgent

@@ -97,10 +97,9 @@ def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device
     if not kept and not expanded and not quantized:
         return None
     said = []
+    to = _format(replace(spec, block_types=()))
     if quantized:
-        said.append(
-            f"{', '.join(sorted(quantized))} expanded to {_format(replace(spec, block_types=()))}, as no kernel computes on such matrices"
-        )
+        said.append(f"{', '.join(sorted(quantized))} expanded to {to}, as no kernel computes on such matrices")
     # What blocks meet is rounded.
     unrounded = [what for what in checkpoint.unrounded if what != "activations" or quantized or expanded]
     if unrounded:
@@ -109,7 +108,7 @@ def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device
     if kept:
         said.append(f"{', '.join(sorted(kept))} stay in blocks, which activations meet in 8 bits")
     if expanded:
-        said.append(f"{', '.join(sorted(expanded))} expanded to {_format(replace(spec, block_types=()))}, {_why_expanded(spec, device)}")
+        said.append(f"{', '.join(sorted(expanded))} expanded to {to}, {_why_expanded(spec, device)}")
     stored_bytes = sum(info.num_bytes for info in tensors.values())
     return (
         f"{'; '.join(said)}: {stored_bytes / GIB:.2f} GiB of weights on disk, "
