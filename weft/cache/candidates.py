@@ -261,9 +261,11 @@ class Candidates:
         return self._kinds.number(kind)
 
     def _make_order(self, now: float) -> None:
-        is_open = self._bools[_OPEN].copy()
-        is_open[list(self._passed)] = False
-        rows = np.flatnonzero(is_open)
+        is_open = self._bools[_OPEN]
+        if self._passed:
+            is_open = is_open.copy()
+            is_open[list(self._passed)] = False
+        rows = is_open.nonzero()[0]
         self._is_ranked = True
         self._late.clear()
         self._rest = 0
@@ -272,8 +274,9 @@ class Candidates:
             self._order = []
             return
         values = self._say(rows, now)
-        others = rows[~self._bools[_KEPT, rows]]
-        np.add.at(self._kept[1], self._ints[4, others], self._ints[2, others])
+        if self.shares.is_shared:  # nobody else asks
+            others = rows[~self._bools[_KEPT, rows]]
+            np.add.at(self._kept[1], self._ints[4, others], self._ints[2, others])
         if len(rows) > CHUNK:
             last = np.partition(values, CHUNK - 1)[CHUNK - 1]
             chosen = values <= last
@@ -326,6 +329,8 @@ class Candidates:
 
     def _over_share(self, tenants: I64) -> Bool:
         """[n] for numbers of tenants, whether each holds more than its share."""
+        if not self.shares.over:
+            return np.zeros(len(tenants), np.bool_)
         over = np.zeros(len(self._tenants.names), np.bool_)
         over[[self._tenants.number(name) for name in self.shares.over if name in self._tenants]] = True
         return over[tenants]

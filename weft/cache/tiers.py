@@ -158,7 +158,14 @@ class TieredPages:
         self._by_use = by_use
         self.candidates.rank = self.host_candidates.rank = rank
         self.uses.observe = observe
-        self.shares.count_held = lambda: Counter(num_private()) + self.indexed_pages
+
+        def held() -> dict[str, int]:
+            pages = dict(num_private())
+            for tenant, indexed in self.indexed_pages.items():
+                pages[tenant] = pages.get(tenant, 0) + indexed
+            return pages
+
+        self.shares.count_held = held
 
     # Shares of tenants
 

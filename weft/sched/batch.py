@@ -21,7 +21,7 @@ from weft.sched.columns import SHORT
 from weft.sched.in_flight import InFlight
 from weft.sched.masks import mask_at, visibility
 from weft.sched.outputs import StepOutputs
-from weft.sched.ragged import RaggedRows
+from weft.sched.ragged import RaggedRows, RowArrays
 from weft.sched.sequence import AppendOp, Sequence, begin_decodes
 from weft.sched.slots import DecodeTable
 from weft.sched.spaces.parts import SpaceDist, SpaceParts, SpaceRow, SpaceSample
@@ -172,7 +172,7 @@ class StepBuilder:
             token_slots=rows.token_slots if on_device else None,
             positions=rows.positions,
             write_slots=rows.write_slots,
-            q_indptr=_indptr(rows.q_lens),
+            q_indptr=_bounds_of_queries(rows),
             kv_indptr=_indptr(rows.num_pages),
             kv_page_ids=rows.page_ids,
             kv_lens=rows.kv_lens,
@@ -211,6 +211,14 @@ def _places(pages: list[int], start: int, end: int, page_size: int) -> tuple[Ite
 
 def _pairs(pairs: list[tuple[int, int]]) -> I32:
     return np.array(pairs, np.int32).reshape(-1, 2) if pairs else NO_PAIRS
+
+
+def _bounds_of_queries(rows: RowArrays) -> I32:
+    """[R + 1] where the query tokens of each row begin, and end."""
+    num_rows = len(rows.q_lens)
+    if num_rows == len(rows.token_ids):  # each has one: none is empty
+        return np.arange(num_rows + 1, dtype=np.int32)
+    return _indptr(rows.q_lens)
 
 
 def _indptr(lengths: I32) -> I32:

@@ -12,7 +12,6 @@ step may move between device and host. Called by the transitions of the schedule
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -152,12 +151,12 @@ class Interception:
             pages = self._costs.free_pages(self._running_shape(), HIDDEN_SHARE)
         return UNMEASURED_COPIES if pages is None else max(pages, 1)
 
-    def _private_pages(self) -> Counter[str]:
-        pages: Counter[str] = Counter(None if self.explicit is None else self.explicit.held())
+    def _private_pages(self) -> dict[str, int]:
+        pages: dict[str, int] = {} if self.explicit is None else dict(self.explicit.held())
         for sequences in (self._sequences.running, self._sequences.without_slot):
             for sequence in sequences.values():
-                table = sequence.table
-                pages[sequence.tenant] += len(table.pages) - table.num_indexed
+                table, tenant = sequence.table, sequence.tenant
+                pages[tenant] = pages.get(tenant, 0) + len(table.pages) - table.num_indexed
         return pages
 
     def _note_ended(self, tenant: str, kind: str, seconds: float) -> None:

@@ -87,16 +87,15 @@ def _end_if_filled(state: SchedulerState, sequence: Sequence, now: float) -> boo
 
 
 def _take_tokens(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
-    tokens = result.tokens.tolist()
     messages = state.log.messages
     count = 0
-    for index, (sequence, epoch) in enumerate(flight.sampled):
+    # The tokens of one-off samplers come after those of sequences.
+    for index, ((sequence, epoch), token) in enumerate(zip(flight.sampled, result.tokens.tolist(), strict=False)):
         if sequence.epoch != epoch:
             continue
         op = sequence.ops[0]
         if not isinstance(op, GenerateOp):
             raise TypeError(f"sequence {sequence.seq} sampled without a generate")
-        token = tokens[index]
         if token < 0:
             _fail(state, sequence, op, now)
             continue

@@ -15,8 +15,10 @@ from weft.core.step import I32, NO_PAIRS, SamplingBatch, SlotSet
 from weft.sched.columns import as_array
 from weft.sched.in_flight import HiddenSum, InFlight, ScoredTokens
 from weft.sched.sequence import AppendOp, GenerateOp, Sequence
-from weft.sched.slots import DecodeTable, uniforms
+from weft.sched.slots import DecodeTable
 from weft.sched.spaces.parts import SpaceParts
+
+NOTHING = np.zeros(0, np.int32)
 
 
 class StepOutputs:
@@ -110,14 +112,14 @@ class StepOutputs:
         batch = SamplingBatch(
             rows=self._after_decodes(self._sampler_rows),
             slots=slots,
-            uniforms=uniforms(table.seeds[slots], table.output_index[slots]),
+            uniforms=table.uniforms(slots),
             num_logprobs=table.num_logprobs[slots],
-            suppress_stop=table.output_index[slots] < table.min_tokens[slots],
+            suppress_stop=table.suppresses_stop(slots),
             late_mask=table.guided[slots],
-            score_rows=np.array(score_rows, np.int32),
-            score_targets=np.array(score_targets, np.int32),
+            score_rows=_int_array(score_rows),
+            score_targets=_int_array(score_targets),
             score_top=self._score_top,
-            dist_rows=np.array(dist_rows, np.int32),
+            dist_rows=_int_array(dist_rows),
             dist_top=dist_top,
         )
         table.count_samples(slots)
@@ -149,6 +151,10 @@ def sampling_state(sequence: Sequence, op: GenerateOp) -> SlotSet:
         output=sequence.tokens[start:].tobytes() if needs_tokens else b"",
         stop_ids=sorted(op.stop_ids) if op.stop.min_tokens > 0 else [],
     )
+
+
+def _int_array(numbers: list[int]) -> I32:
+    return np.array(numbers, np.int32) if numbers else NOTHING
 
 
 def _with_samplers(batch: SamplingBatch, parts: SpaceParts) -> SamplingBatch:

@@ -102,13 +102,12 @@ class StepPlanner:
         if not sequences:
             return
         table = self._sequences.slots
-        ready = table.remaining[slots] > 0
+        total = table.total[slots]
+        ready = total < table.end[slots]
         if self._services.is_active and not alone:
             room = prompt_budget(self._config, len(sequences), self._cache.page_size) - len(sequences)
             ready = self._services.ready_to_decode(slots, sequences, ready, room)
-        growing = ready & (
-            ((table.total[slots] - 1) // self._cache.page_size >= table.num_pages[slots]) | table.must_own[slots]
-        )
+        growing = ready & (total > table.room[slots])
         for index in growing.nonzero()[0].tolist():
             sequence = sequences[index]
             if sequence.slot == slots[index] and not self._own_last_page(sequence, now):
@@ -130,13 +129,9 @@ class StepPlanner:
         """Make the place of a decoding sequence's next KV writable."""
         if not self._reclaimer.make_writable(sequence, sequence.total - 1, sequence.total, now):
             return False
-        slot = sequence.slot
-        pages = sequence.table.pages
-        last = (sequence.total - 1) // self._cache.page_size
-        table = self._sequences.slots
-        table.pages[slot, last] = pages[last]
-        table.num_pages[slot] = len(pages)
-        table.must_own[slot] = False
+        pages, page_size = sequence.table.pages, self._cache.page_size
+        last = (sequence.total - 1) // page_size
+        self._sequences.slots.set_own_page(sequence.slot, last, pages[last], len(pages) * page_size)
         return True
 
     # Explicit pages
@@ -216,12 +211,10 @@ class StepPlanner:
             tell_start(self._state, sequence, op, now)
         slot = sequence.slot
         table = self._sequences.slots
-        table.set_sampling(slot, op)
-        table.total[slot] = sequence.total
+        table.set_sampling(slot, op, sequence.total)
         table.set_pages(slot, sequence.table.pages)
         mask = mask_at(sequence.masks, sequence.total)
         table.set_mask(slot, None if mask is None else mask.hidden, self._cache.page_size)
-        table.must_own[slot] = True
         builder.add_slot_set(sampling_state(sequence, op))
         sequence.total += 1
         self._sequences.begin_decoding(sequence)

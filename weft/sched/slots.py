@@ -8,14 +8,15 @@ of a request's seed and the index of its output token.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from weft.core.step import I32, U32
+from weft.core.step import F64, I32, I64, U32, U64, Bool
 from weft.sched.masks import Ranges, visibility
 from weft.sched.ragged import RowArrays
 from weft.sched.sequence import GenerateOp
 
 _MASK64 = (1 << 64) - 1
+MAX_TOTAL = 2**31 - 1
+"""Tokens of a sequence."""
 _ONE, _GOLDEN = np.uint64(1), np.uint64(0x9E3779B97F4A7C15)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -26,17 +27,18 @@ class DecodeTable:
 
     def __init__(self, num_slots: int, max_pages: int):
         self.pages = np.zeros((num_slots, max_pages), np.int32)
-        self.num_pages = np.zeros(num_slots, np.int32)
         self.total = np.zeros(num_slots, np.int32)
-        """Tokens of the sequence, those still on the device included."""
-        self.remaining = np.zeros(num_slots, np.int32)
-        """Tokens that may still be sampled."""
-        self.must_own = np.zeros(num_slots, np.bool_)
-        """The page written next may be shared: make sure before writing."""
-        self.seeds = np.zeros(num_slots, np.uint64)
-        self.output_index = np.zeros(num_slots, np.int64)
-        """Index of the output token sampled next."""
-        self.min_tokens = np.zeros(num_slots, np.int64)
+        """Tokens of the sequence, those still on the device included. Every other number is fixed while a sequence
+        decodes, but for `_states`: few arrays are written in a step."""
+        self.room = np.zeros(num_slots, np.int32)
+        """Up to this `total` the KV of the last token has a page that is the sequence's own; 0: the page written next
+        may be shared, so make sure before writing."""
+        self.end = np.zeros(num_slots, np.int32)
+        """The `total` from which on nothing more is sampled."""
+        self._least_end = np.zeros(num_slots, np.int32)
+        """The `total` from which on a stop token ends the sequence."""
+        self._states = np.zeros(num_slots, np.uint64)
+        """Of splitmix64, for the output token sampled next."""
         self.num_logprobs = np.full(num_slots, -1, np.int32)
         self.guided = np.zeros(num_slots, np.bool_)
         """Its tokens wait for a mask."""
@@ -44,6 +46,7 @@ class DecodeTable:
         """Some of its tokens are hidden."""
         self.numbers = np.arange(num_slots, dtype=np.int32)
         """0, 1, ..., of which steps take slices. Never written."""
+        self._places = np.arange(max_pages, dtype=np.int32)
         self._ones = np.ones(num_slots, np.int32)
         self._nothing = np.full(num_slots, -1, np.int32)
         self._visibility: U32 | None = None
@@ -61,15 +64,16 @@ class DecodeTable:
     def give_back(self, slot: int) -> None:
         """The slot's sequence no longer runs. The slot is free at once, without a fence: a step in flight may still
         sample into it, but that token is void by its epoch, and the next owner's `SlotSet` comes with a later step."""
-        self.remaining[slot] = 0
+        self.end[slot] = 0
         self._free.append(slot)
 
-    def set_sampling(self, slot: int, op: GenerateOp) -> None:
-        """Take over what sampling needs of an operation."""
-        self.seeds[slot] = op.seed & _MASK64
-        self.output_index[slot] = op.num_output
-        self.remaining[slot] = op.max_tokens - op.num_output
-        self.min_tokens[slot] = op.stop.min_tokens
+    def set_sampling(self, slot: int, op: GenerateOp, total: int) -> None:
+        """Take over what sampling needs of an operation, whose sequence has `total` tokens."""
+        start = total - op.num_output
+        self.total[slot] = total
+        self.end[slot] = start + op.max_tokens
+        self._least_end[slot] = min(start + op.stop.min_tokens, MAX_TOTAL)
+        self._states[slot] = _states(np.array([op.seed & _MASK64], np.uint64), np.array([op.num_output]))[0]
         self.num_logprobs[slot] = -1 if op.sampling.logprobs is None else op.sampling.logprobs
         self.guided[slot] = op.guide is not None
 
@@ -107,30 +111,50 @@ class DecodeTable:
             words[masked] = self._visibility[slots[masked], : words.shape[1]]
         return words[self._leading(num_pages)]
 
+    def uniforms(self, slots: I32) -> F64:
+        """[n] the random numbers of the tokens that `slots` [n] sample next."""
+        return _draw(self._states[slots])
+
+    def suppresses_stop(self, slots: I32) -> Bool:
+        """[n] whether the tokens that `slots` [n] sample next must not be stop tokens."""
+        return self.total[slots] < self._least_end[slots]
+
     def count_samples(self, slots: I32) -> None:
         """Each of `slots` samples one token."""
         self.total[slots] += 1
-        self.output_index[slots] += 1
-        self.remaining[slots] -= 1
+        self._states[slots] += _GOLDEN
 
-    def _leading(self, num_pages: I32) -> npt.NDArray[np.bool_]:
+    def _leading(self, num_pages: I32) -> Bool:
         """[n, m] which of the first m pages belong to each row, m being the most that one has."""
-        return np.arange(num_pages.max(), dtype=np.int32) < num_pages[:, None]
+        return self._places[: np.maximum.reduce(num_pages)] < num_pages[:, None]
 
     def set_pages(self, slot: int, pages: list[int]) -> None:
-        """Take over a page table."""
+        """Take over a page table, whose last page may be shared."""
         self.pages[slot, : len(pages)] = pages
-        self.num_pages[slot] = len(pages)
+        self.room[slot] = 0
+
+    def set_own_page(self, slot: int, place: int, page: int, room: int) -> None:
+        """`page`, at `place` of the page table, is the sequence's own, and its pages have room for `room` tokens."""
+        self.pages[slot, place] = page
+        self.room[slot] = room
 
 
-def uniforms(seeds: npt.NDArray[np.uint64], index: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def uniforms(seeds: U64, index: I64) -> F64:
     """Numbers in [0, 1) with 53 random bits: splitmix64 (Steele et al. 2014) over seed and output index, [n] -> [n]."""
-    # Products of arrays wrap around, without a word, as the algorithm wants it.
-    state = _mix(seeds) + (index.astype(np.uint64) + _ONE) * _GOLDEN
-    return (_mix(state) >> _SHIFTS[3]).astype(np.float64) * 2.0**-53
+    return _draw(_states(seeds, index))
 
 
-def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _states(seeds: U64, index: I64) -> U64:
+    """[n] the states from which the numbers of outputs `index` [n] are drawn: one further is `_GOLDEN` more."""
+    # Sums and products of arrays wrap around, without a word, as the algorithm wants it.
+    return _mix(seeds) + (index.astype(np.uint64) + _ONE) * _GOLDEN
+
+
+def _draw(states: U64) -> F64:
+    return (_mix(states) >> _SHIFTS[3]).astype(np.float64) * 2.0**-53
+
+
+def _mix(state: U64) -> U64:
     state = (state ^ (state >> _SHIFTS[0])) * _FACTORS[0]
     state = (state ^ (state >> _SHIFTS[1])) * _FACTORS[1]
     return state ^ (state >> _SHIFTS[2])

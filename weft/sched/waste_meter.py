@@ -30,7 +30,12 @@ class Waste(NamedTuple):
 
     def plus(self, other: Waste) -> Waste:
         """The sum, cause by cause."""
-        return Waste(*(a + b for a, b in zip(self, other, strict=True)))
+        return Waste(
+            self.preserve + other.preserve,
+            self.recompute + other.recompute,
+            self.swap + other.swap,
+            self.stalled + other.stalled,
+        )
 
 
 CAUSES = Waste._fields

@@ -142,11 +142,10 @@ class WasteLedger:
     def _waits_for_pages(self) -> bool:
         """Whether a waiting sequence needs more pages than are free or cached."""
         available, size, waiting = self._cache.num_available, self._page_size, SequenceState.WAITING
-        return any(
-            -(-sequence.total // size) - len(sequence.table.pages) > available
-            for sequence in self._scheduler.sequences
-            if sequence.state is waiting
-        )
+        for sequence in self._scheduler.sequences.open.values():
+            if sequence.state is waiting and -(-sequence.total // size) - len(sequence.table.pages) > available:
+                return True
+        return False
 
 
 class Summary(NamedTuple):

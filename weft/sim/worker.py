@@ -121,7 +121,7 @@ def _refuse(step: Step) -> None:
     sampling = step.sampling
     if sampling is None:
         return
-    if len(sampling.score_rows) or len(sampling.dist_rows) or sampling.num_logprobs.max(initial=-1) >= 0:
+    if len(sampling.score_rows) or len(sampling.dist_rows) or np.maximum.reduce(sampling.num_logprobs, initial=-1) >= 0:
         raise Unsupported("the simulator has no logits, so no log-probabilities and distributions")
-    if sampling.late_mask.any():
+    if np.logical_or.reduce(sampling.late_mask):
         raise Unsupported("the simulator has no grammars")

@@ -49,14 +49,12 @@ class StepShape(NamedTuple):
     @classmethod
     def of(cls, forward: ForwardBatch) -> StepShape:
         """The shape of a batch. Vectorised: a few microseconds."""
-        bounds = forward.q_indptr
-        lengths = bounds[1:] - bounds[:-1]
-        num_rows = len(lengths)
-        num_tokens = len(forward.token_ids)
-        kv = forward.kv_lens.astype(np.float64)
-        whole = int(kv.sum())
+        num_rows, num_tokens = len(forward.kv_lens), len(forward.token_ids)
+        whole = int(np.add.reduce(forward.kv_lens, dtype=np.int64))
         if num_rows == num_tokens:
             return cls(num_tokens, num_rows, len(forward.output_tokens), whole, 0, 0)
+        bounds, kv = forward.q_indptr, forward.kv_lens.astype(np.float64)
+        lengths = bounds[1:] - bounds[:-1]
         longer = lengths * (lengths > 1.0)
         chunk_kv = int(kv @ (longer > 0))
         pairs = longer @ (kv + kv - longer + 1.0) / 2

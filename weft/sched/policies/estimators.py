@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.cache.runs import UNUSED, PageRuns
 from weft.core.step import F64, I64
@@ -187,23 +186,9 @@ class LearnedEstimator:
         table = self._samples.slots(runs.tenants, runs.kinds).reshape(-1)
         slots = table.take(runs.tenant * len(runs.kinds) + runs.kind if runs.tenants else runs.kind)
         waited_s, values_s = elapsed_s(runs, now), self._samples.sorted_s.reshape(-1)
-        starts = slots * WIDTH
-        first = _first_at_least(values_s, starts, waited_s)
+        first = self._samples.first_at_least(slots, waited_s)
         how_many = self._samples.counts.take(slots)
         how_many -= first
-        how_many += starts
+        how_many += slots * WIDTH
         self._last = runs, now, _Lasted(waited_s, values_s, first, how_many, slots)
         return self._last[2]
-
-
-def _first_at_least(values: F64, starts: I64, wanted: F64) -> npt.NDArray[np.int64]:
-    """[n] index of the first of the `WIDTH` ascending values from `starts` that is at least `wanted`; the last one is
-    inf. A binary search for all rows at once."""
-    first = starts.copy()
-    step = WIDTH // 2
-    while step:
-        below = (values[step - 1 :].take(first) < wanted).astype(np.int64)
-        below *= step
-        first += below
-        step //= 2
-    return first

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.cache.runs import NEVER_S
 from weft.core.step import F64, I64, Bool
@@ -20,7 +21,7 @@ from weft.core.step import F64, I64, Bool
 ENOUGH = 20
 """Samples from which a group is used."""
 WIDTH = 128
-"""Columns of a slot; a power of two for the binary search."""
+"""Columns of a slot."""
 MAX_SAMPLES = WIDTH - 1
 """The last column stays inf."""
 MAX_GROUPS = 2048
@@ -74,10 +75,14 @@ class _Kinds:
 
 class WaitSamples:
     """`sorted_s` [slots, WIDTH]: waits that ended, in ascending order, then inf; `counts` [slots] of them, `num_never`
-    [slots] of those that did not end; `is_own` [slots] whether they are one tenant's. Slot 0 is empty forever."""
+    [slots] of those that did not end; `is_own` [slots] whether they are one tenant's. Slot 0 is empty forever.
+
+    `_keys` [slots, WIDTH] has the same waits as (slot, seconds): complex numbers, which are in the order of their real,
+    then of their imaginary part, so that one search finds the places of waits of many slots."""
 
     def __init__(self) -> None:
         self.sorted_s: F64 = np.full((16, WIDTH), np.inf)
+        self._keys = _empty_keys(0, 16)
         self.counts: I64 = np.zeros(16, np.int64)
         self.num_never: I64 = np.zeros(16, np.int64)
         self.is_own: Bool = np.zeros(16, np.bool_)
@@ -119,13 +124,20 @@ class WaitSamples:
             self._table, self._names = table, (tenants, kinds)
         return self._table
 
+    def first_at_least(self, slots: I64, wanted_s: F64) -> I64:
+        """[n] places in all of `sorted_s`, row after row: the first sample of each of `slots` [n] that is at least
+        `wanted_s` [n], which is finite."""
+        keys = np.empty(len(slots), np.complex128)
+        keys.real, keys.imag = slots, wanted_s
+        return self._keys.reshape(-1).searchsorted(keys)
+
     def _note(self, kinds: _Kinds, kind: str, wait_s: float) -> None:
         group = kinds.get(kind)
         if group is None:
             group = _Group(self._free_slot(kinds))
         ring, count = self._rings[group.slot], min(group.num_observed + 1, MAX_SAMPLES)
         ring[group.num_observed % MAX_SAMPLES] = np.inf if wait_s >= NEVER_S else wait_s
-        self.sorted_s[group.slot, :count] = np.sort(ring[:count])
+        self._keys.imag[group.slot, :count] = self.sorted_s[group.slot, :count] = np.sort(ring[:count])
         self.counts[group.slot] = ended = np.count_nonzero(ring[:count] < np.inf)
         self.num_never[group.slot] = count - ended
         group.num_observed += 1
@@ -149,6 +161,7 @@ class WaitSamples:
         slot, self._num_slots = self._num_slots, self._num_slots + 1
         if slot == len(self.counts):
             self.sorted_s = np.concatenate([self.sorted_s, np.full_like(self.sorted_s, np.inf)])
+            self._keys = np.concatenate([self._keys, _empty_keys(slot, slot)])
             self._rings = np.concatenate([self._rings, np.zeros_like(self._rings)])
             self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
             self.num_never = np.concatenate([self.num_never, np.zeros_like(self.num_never)])
@@ -157,8 +170,14 @@ class WaitSamples:
         return slot
 
     def _clear(self, group: _Group) -> int:
-        self.sorted_s[group.slot] = np.inf
+        self._keys.imag[group.slot] = self.sorted_s[group.slot] = np.inf
         self.counts[group.slot] = self.num_never[group.slot] = 0
         if group.num_observed >= ENOUGH:
             self._table = None
         return group.slot
+
+
+def _empty_keys(first: int, count: int) -> npt.NDArray[np.complex128]:
+    keys = np.empty((count, WIDTH), np.complex128)
+    keys.real, keys.imag = np.arange(first, first + count)[:, None], np.inf
+    return keys
