@@ -56,7 +56,7 @@ class StepBuilder:
     def add_decodes(self, slots: I32, sequences: list[Sequence]) -> None:
         """One token each for `slots` [n]: the one their slot sampled last. Counts them on."""
         rows = self._rows.decodes = self._slots.rows(slots, self._page_size)
-        if np.count_nonzero(self._slots.masked[slots]):
+        if self._slots.has_masked and np.count_nonzero(self._slots.masked[slots]):
             self._parts().show(0, self._slots.words(slots, rows.num_pages))
         self._outputs.sample_decodes(slots)
         self.num_tokens = self.num_rows = len(slots)

@@ -105,24 +105,24 @@ class StepOutputs:
             rows, targets = parts.scores(self._num_rows)
             score_rows, score_targets = score_rows + rows, score_targets + targets
             dist_rows, dist_top = dist_rows + parts.dist_rows(self._num_rows), max(dist_top, parts.dist_top)
-        table, slots = self._table, self._slots()
+        slots = self._slots()
         space_samplers = [] if parts is None else parts.sampler_rows
         if not (len(slots) or space_samplers or score_rows or dist_rows):
             return None
+        samplers = self._table.sample(slots)
         batch = SamplingBatch(
             rows=self._after_decodes(self._sampler_rows),
             slots=slots,
-            uniforms=table.uniforms(slots),
-            num_logprobs=table.num_logprobs[slots],
-            suppress_stop=table.suppresses_stop(slots),
-            late_mask=table.guided[slots],
+            uniforms=samplers.uniforms,
+            num_logprobs=samplers.num_logprobs,
+            suppress_stop=samplers.suppress_stop,
+            late_mask=samplers.late_mask,
             score_rows=_int_array(score_rows),
             score_targets=_int_array(score_targets),
             score_top=self._score_top,
             dist_rows=_int_array(dist_rows),
             dist_top=dist_top,
         )
-        table.count_samples(slots)
         return batch if parts is None or not space_samplers else _with_samplers(batch, parts)
 
     def _slots(self) -> I32:

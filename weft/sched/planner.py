@@ -102,16 +102,17 @@ class StepPlanner:
         if not sequences:
             return
         table = self._sequences.slots
-        total = table.total[slots]
-        ready = total < table.end[slots]
+        index = slots.astype(np.intp)
+        total = table.total[index]
+        ready = total < table.end[index]
         if self._services.is_active and not alone:
             room = prompt_budget(self._config, len(sequences), self._cache.page_size) - len(sequences)
             ready = self._services.ready_to_decode(slots, sequences, ready, room)
-        growing = ready & (total > table.room[slots])
-        for index in growing.nonzero()[0].tolist():
-            sequence = sequences[index]
-            if sequence.slot == slots[index] and not self._own_last_page(sequence, now):
-                ready[index] = False
+        growing = ready & (total > table.room[index])
+        for row in growing.nonzero()[0].tolist():
+            sequence = sequences[row]
+            if sequence.slot == slots[row] and not self._own_last_page(sequence, now):
+                ready[row] = False
         if self._sequences.decodes_changed:  # some were preempted to make room
             ready &= np.array([s.slot == slot for s, slot in zip(sequences, slots.tolist(), strict=True)], np.bool_)
         if np.count_nonzero(ready) < len(sequences):

@@ -7,6 +7,8 @@ of a request's seed and the index of its output token.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from weft.core.step import F64, I32, I64, U32, U64, Bool
@@ -20,6 +22,15 @@ MAX_TOTAL = 2**31 - 1
 _ONE, _GOLDEN = np.uint64(1), np.uint64(0x9E3779B97F4A7C15)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+class Samplers(NamedTuple):
+    """Sampling of n tokens, as in `SamplingBatch`."""
+
+    uniforms: F64
+    num_logprobs: I32
+    suppress_stop: Bool
+    late_mask: Bool
 
 
 class DecodeTable:
@@ -57,6 +68,11 @@ class DecodeTable:
         """How many slots no sequence runs in."""
         return len(self._free)
 
+    @property
+    def has_masked(self) -> bool:
+        """Whether a sequence has hidden tokens, or had some."""
+        return self._visibility is not None
+
     def take(self) -> int:
         """A free slot. The caller has checked `num_free`."""
         return self._free.pop()
@@ -87,7 +103,8 @@ class DecodeTable:
 
     def rows(self, slots: I32, page_size: int) -> RowArrays:
         """One row for each of `slots` [n]: the token sampled last, over the slot's page table."""
-        count, kv_lens = len(slots), self.total[slots]
+        index = slots.astype(np.intp)  # as numpy wants it: other integers take five times as long
+        count, kv_lens = len(slots), self.total[index]
         positions = kv_lens - 1
         last_pages, offsets = np.divmod(positions, page_size)
         num_pages = last_pages + 1
@@ -96,11 +113,11 @@ class DecodeTable:
             token_ids=self._nothing[:count],
             token_slots=slots,
             positions=positions,
-            write_slots=self.pages[slots, last_pages] * page_size + offsets,
+            write_slots=self.pages[index, last_pages] * page_size + offsets,
             q_lens=self._ones[:count],
             kv_lens=kv_lens,
             num_pages=num_pages,
-            page_ids=self.pages[slots, : leading.shape[1]][leading],
+            page_ids=self.pages[index, : leading.shape[1]][leading],
         )
 
     def words(self, slots: I32, num_pages: I32) -> U32:
@@ -111,18 +128,18 @@ class DecodeTable:
             words[masked] = self._visibility[slots[masked], : words.shape[1]]
         return words[self._leading(num_pages)]
 
-    def uniforms(self, slots: I32) -> F64:
-        """[n] the random numbers of the tokens that `slots` [n] sample next."""
-        return _draw(self._states[slots])
-
-    def suppresses_stop(self, slots: I32) -> Bool:
-        """[n] whether the tokens that `slots` [n] sample next must not be stop tokens."""
-        return self.total[slots] < self._least_end[slots]
-
-    def count_samples(self, slots: I32) -> None:
-        """Each of `slots` samples one token."""
-        self.total[slots] += 1
-        self._states[slots] += _GOLDEN
+    def sample(self, slots: I32) -> Samplers:
+        """How each of `slots` [n] samples its next token. Counts the token."""
+        index = slots.astype(np.intp)
+        total, states = self.total[index], self._states[index]
+        self.total[index] = total + 1
+        self._states[index] = states + _GOLDEN
+        return Samplers(
+            uniforms=_draw(states),
+            num_logprobs=self.num_logprobs[index],
+            suppress_stop=total < self._least_end[index],
+            late_mask=self.guided[index],
+        )
 
     def _leading(self, num_pages: I32) -> Bool:
         """[n, m] which of the first m pages belong to each row, m being the most that one has."""
@@ -155,6 +172,9 @@ def _draw(states: U64) -> F64:
 
 
 def _mix(state: U64) -> U64:
-    state = (state ^ (state >> _SHIFTS[0])) * _FACTORS[0]
-    state = (state ^ (state >> _SHIFTS[1])) * _FACTORS[1]
-    return state ^ (state >> _SHIFTS[2])
+    state = state ^ (state >> _SHIFTS[0])
+    state *= _FACTORS[0]
+    state ^= state >> _SHIFTS[1]
+    state *= _FACTORS[1]
+    state ^= state >> _SHIFTS[2]
+    return state

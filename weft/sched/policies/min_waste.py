@@ -137,8 +137,9 @@ class MinWastePolicy:
         room, the first that came the first."""
         remaining_s = np.maximum(self.estimator.remaining_s(runs, now), SOONEST_S)
         if WaitKind.QUEUE in runs.kinds:
-            is_queued = runs.kind == runs.kinds.index(WaitKind.QUEUE)
-            remaining_s[is_queued] = SOONEST_S / (1.0 + elapsed_s(runs, now)[is_queued])
+            queued = (runs.kind == runs.kinds.index(WaitKind.QUEUE)).nonzero()[0]
+            if len(queued):
+                remaining_s[queued] = SOONEST_S / (1.0 + elapsed_s(runs, now)[queued])
         return remaining_s
 
 
