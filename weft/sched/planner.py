@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cache.manager import Acquired
-from weft.cache.radix import Match
 from weft.core.step import Step
+from weft.sched.admission import Admission
 from weft.sched.batch import StepBuilder
 from weft.sched.config import prompt_budget
 from weft.sched.in_flight import InFlight
@@ -46,9 +45,7 @@ class StepPlanner:
         self._services = state.services
         self._prompt_budget = state.config.max_step_tokens
         """Tokens of the step being built from which on prompts get none."""
-        self._num_promised = 0
-        """Pages that sequences and a space still need which have a part of their pages and wait for the rest from the
-        host."""
+        self._admission = Admission(state)
 
     # The step
 
@@ -62,7 +59,7 @@ class StepPlanner:
             self._services.begin_step(now)
         builder = StepBuilder(step_id, self._sequences.slots, self._cache.page_size)
         self._reclaimer.begin_step(step_id, now)
-        self._num_promised = self._spaces.bring(now)
+        self._admission.num_promised = self._spaces.bring(now)
         try:
             self._add_decodes(builder, now)
             self._add_spaces(builder, now)
@@ -241,7 +238,7 @@ class StepPlanner:
             samples = same_row and isinstance(child.head, GenerateOp) and self._sequences.slots.num_free > 0
             if samples:
                 self._sequences.run(child, 1, now)
-                self._note_start(child, now)
+                self._admission.note_start(child, now)
                 sampling.append(child)
             else:
                 self._sequences.rewind(child, now)
@@ -283,7 +280,7 @@ class StepPlanner:
                     if is_promoted:
                         continue  # it stands among others
                     break
-            verdict = self._try_admit(sequence, now)
+            verdict = self._admission.admit(sequence, now)
             if verdict == "deferred":
                 num_deferred += 1
                 continue
@@ -304,115 +301,3 @@ class StepPlanner:
                 self._sequences.enqueue_or_idle(sequence, now)
         for sequence in later:
             self._sequences.queue.push(sequence)
-
-    def _try_admit(self, sequence: Sequence, now: float) -> str:
-        """Admit the first in the queue, defer it, bring more of its pages from the host, or find that it blocks the
-        queue, for all or for its tenant."""
-        tokens = b""
-        match = None
-        limit = num_reshaped = 0
-        is_fresh = not sequence.num_computed and not sequence.table.pages
-        may_look = self._config.prefix_cache or sequence.wait is not None
-        if sequence.returning or (is_fresh and may_look):
-            limit = self._reuse_limit(sequence)
-            tokens = sequence.index_keys.tobytes()
-            match = self._cache.lookup(sequence.table, tokens, limit)
-            num_reshaped = self._cache.tiers.num_reshaped
-            # One that has come back holds nothing but what the other one holds too.
-            if (is_fresh or not match.on_host) and self._defer(sequence, match, tokens, limit):
-                return "deferred"
-        cost = (
-            self._cache.acquire_cost(match, sequence.total)
-            if match is not None
-            else self._cache.write_cost(sequence.table, sequence.num_computed, sequence.total)
-        )
-        room = self._reclaimer.make_room(sequence, cost, self._num_promised, now)
-        if room != "enough":
-            return "blocked" if room == "none" else "held"
-        if match is not None and num_reshaped != self._cache.tiers.num_reshaped:
-            match = self._cache.lookup(sequence.table, tokens, limit)
-        if match is not None and match.on_host and cost <= self._cache.num_soon:
-            self._bring(sequence, match, tokens, cost, now)
-            return "returning"
-        found = sequence.num_computed if match is None else match.num_pages * self._cache.page_size
-        self._sequences.run(sequence, sequence.total - found, now)
-        if match is not None:
-            self._interception.end_continued(sequence, match, tokens, _arrival_s(sequence, now))
-            is_own = sequence.wait is not None
-            if is_own:
-                self._interception.unpark(sequence, now)
-            sequence.returning = False
-            acquired = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=is_own)
-            self._reuse(sequence, acquired, tokens, now)
-            if sequence.reuse_limit is None:
-                self._cache.announce(sequence.table, tokens, len(sequence.tokens))
-        if sequence.returned_kind:
-            self._interception.count_return(sequence)
-        self._note_start(sequence, now)
-        return "admitted"
-
-    def _note_start(self, sequence: Sequence, now: float) -> None:
-        """A sequence got a slot: tell its client, if that is to be told, and note it where traces are on, with how many
-        tokens that have KV, and how many of these go on from other KV."""
-        head = sequence.head
-        if isinstance(head, GenerateOp) and head.tells_start:
-            tell_start(self._state, sequence, head, now)
-        if not self._log.traces:
-            return
-        found = sequence.sources.counts(len(sequence.tokens))
-        self._log.trace(sequence, "scheduled", now, found.cached)
-        if found.continued:
-            self._log.trace(sequence, "continued", now, found.continued)
-
-    def _bring(self, sequence: Sequence, match: Match, tokens: bytes, cost: int, now: float) -> None:
-        """Bring pages of a waiting sequence from the host, as many as this step's budget of copies has left. It runs in
-        a later step: a forward does not wait for the link."""
-        if not sequence.returning:
-            sequence.returning = True
-            self._sequences.queue.order.begun(sequence)
-        available = self._cache.num_available
-        limit = match.num_pages * self._cache.page_size
-        found = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=sequence.wait is not None)
-        sequence.sources.found(sequence.num_computed, found.num_tokens, found.num_from_host)
-        sequence.adopt_kv(found.num_tokens, found.num_tokens)
-        sequence.last_active_s = now
-        self._sequences.without_slot[sequence.seq] = sequence
-        self._num_promised += max(0, cost - (available - self._cache.num_available))
-
-    def _defer(self, sequence: Sequence, match: Match, tokens: bytes, limit: int) -> bool:
-        """Whether a sequence waits for a prefix that another one is computing. Without progress of that prefix it waits
-        for `prefix_wait_steps` at most, however often it is looked at."""
-        place, step_id = sequence.place, self._state.last_step_id + 1
-        if place.defer_until_step < 0 or match.num_pages > place.deferred_pages:
-            until_step = step_id + self._config.prefix_wait_steps
-        elif step_id < place.defer_until_step:
-            until_step = place.defer_until_step
-        else:
-            return False
-        found = self._cache.in_flight(sequence.table, match, tokens, limit)
-        if found is None:
-            return False
-        place.deferred_pages, place.defer_until_step = match.num_pages, until_step
-        self._sequences.queue.defer(sequence, found.seq, found.num_pages, until_step)
-        return True
-
-    def _reuse_limit(self, sequence: Sequence) -> int:
-        """How many tokens may come from the prefix index: one at least is left to compute."""
-        limit = len(sequence.tokens) - 1
-        limit = limit if sequence.reuse_limit is None else min(limit, sequence.reuse_limit)
-        return max(limit, 0)
-
-    def _reuse(self, sequence: Sequence, found: Acquired, tokens: bytes, now: float) -> None:
-        cached = found.num_tokens
-        sequence.sources.found(sequence.num_computed, cached, found.num_from_host)
-        sequence.adopt_kv(cached, cached)
-        if sequence.high_water == 0:
-            self._log.counters.prefix_queries += len(sequence.tokens)
-            self._log.counters.prefix_hits += cached
-            self._interception.first_found(sequence, tokens, cached)
-
-
-def _arrival_s(sequence: Sequence, now: float) -> float:
-    """When the operation under way arrived."""
-    head = sequence.head
-    return head.arrival_s if isinstance(head, AppendOp | GenerateOp) else now
