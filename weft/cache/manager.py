@@ -73,17 +73,25 @@ class KVCache:
         """The longest indexed prefix of `tokens`, at most `max_tokens` of it, in whole pages. Changes nothing."""
         return table.tree.match(tokens, max_tokens // self.page_size)
 
-    def in_flight(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int) -> InFlightPrefix | None:
+    def num_found(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int) -> int:
+        """How many of `tokens[:max_tokens]` have KV: those of `match`, and of a copy of the best page after it."""
+        count = match.num_pages * self.page_size
+        partial = table.tree.partial(match, tokens, max_tokens - count)
+        return count if partial is None else count + partial.num_tokens
+
+    def in_flight(
+        self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, num_own: int
+    ) -> InFlightPrefix | None:
         """The in-flight prefix of the namespace that gives at least half a page more of `tokens[:max_tokens]` than
-        `match` and a copy of the best page after it. None: there is nothing worth waiting for."""
+        `match` and a copy of the best page after it, and than the `num_own` tokens with KV that the table has. None:
+        there is nothing worth waiting for."""
         if not match.node.in_flight:
             return None
         found = table.tree.in_flight(match, tokens, max_tokens, table.seq)
         if found is None:
             return None
-        limit = max_tokens - match.num_pages * self.page_size
-        partial = table.tree.partial(match, tokens, limit)
-        gain = min(found.num_tokens, limit) - (0 if partial is None else partial.num_tokens)
+        num_known = max(self.num_found(table, match, tokens, max_tokens), num_own)
+        gain = min(match.num_pages * self.page_size + found.num_tokens, max_tokens) - num_known
         return found if gain >= self.half_page else None
 
     def acquire_cost(self, match: Match, num_tokens: int) -> int:

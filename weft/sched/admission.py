@@ -1,6 +1,8 @@
 """`Admission`: whether a waiting sequence starts, and with which KV.
 
 A sequence starts with what the prefix index has of its tokens, and waits, bounded, for what another one is computing.
+That goes for new sequences, for those that have given their pages up, and for forks that have kept them and go on with
+the same tokens.
 
 Reads and changes `SchedulerState`. Called by the step planner, which decides who is next.
 """
@@ -43,14 +45,17 @@ class Admission:
         limit = num_reshaped = 0
         is_fresh = not sequence.num_computed and not sequence.table.pages
         may_look = self._config.prefix_cache or sequence.wait is not None
-        if sequence.returning or (is_fresh and may_look):
+        stands_with_others = self._stands_with_others(sequence)
+        if sequence.returning or (is_fresh and may_look) or stands_with_others:
             limit = self._reuse_limit(sequence)
             tokens = sequence.index_keys.tobytes()
             match = self._cache.lookup(sequence.table, tokens, limit)
             num_reshaped = self._cache.tiers.num_reshaped
-            # One that has come back holds nothing but what the other one holds too.
+            # One that has come back, or that has kept its pages, holds little but what the other one holds too.
             if (is_fresh or not match.on_host) and self._defer(sequence, match, tokens, limit):
                 return "deferred"
+            if stands_with_others and not self._gains(sequence, match, tokens, limit):
+                match = None
         cost = (
             self._cache.acquire_cost(match, sequence.total)
             if match is not None
@@ -61,21 +66,26 @@ class Admission:
             return "blocked" if room == "none" else "held"
         if match is not None and num_reshaped != self._cache.tiers.num_reshaped:
             match = self._cache.lookup(sequence.table, tokens, limit)
+            if stands_with_others and not self._gains(sequence, match, tokens, limit):
+                match = None  # it was given up for this one's room, which its own tokens get as they are computed
+        if match is not None and stands_with_others:
+            self._sequences.cut_to_index(sequence, now)
         if match is not None and match.on_host and cost <= self._cache.num_soon:
             self._bring(sequence, match, tokens, cost, now)
             return "returning"
         found = sequence.num_computed if match is None else match.num_pages * self._cache.page_size
         self._sequences.run(sequence, sequence.total - found, now)
         if match is not None:
-            self._interception.end_continued(sequence, match, tokens, _arrival_s(sequence, now))
+            if not stands_with_others:
+                self._interception.end_continued(sequence, match, tokens, _arrival_s(sequence, now))
             is_own = sequence.wait is not None
             if is_own:
                 self._interception.unpark(sequence, now)
             sequence.returning = False
             acquired = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=is_own)
             self._reuse(sequence, acquired, tokens, now)
-            if sequence.reuse_limit is None:
-                self._cache.announce(sequence.table, tokens, len(sequence.tokens))
+        if tokens and sequence.reuse_limit is None:
+            self._cache.announce(sequence.table, tokens, len(sequence.tokens))
         if sequence.returned_kind:
             self._interception.count_return(sequence)
         self.note_start(sequence, now)
@@ -119,12 +129,29 @@ class Admission:
             until_step = place.defer_until_step
         else:
             return False
-        found = self._cache.in_flight(sequence.table, match, tokens, limit)
+        found = self._cache.in_flight(sequence.table, match, tokens, limit, sequence.num_computed)
         if found is None:
             return False
         place.deferred_pages, place.defer_until_step = match.num_pages, until_step
         self._sequences.queue.defer(sequence, found.seq, found.num_pages, until_step)
         return True
+
+    def _stands_with_others(self, sequence: Sequence) -> bool:
+        """Whether a sequence that has kept its pages may find KV of the tokens that follow them: other sequences, as
+        its forks, stand at the same node of the prefix index, or have gone on from there. Few tokens are not looked
+        for."""
+        table = sequence.table
+        if not (table.node.locks > 1 or table.node.children) or sequence.returning or not table.pages:
+            return False
+        num_new = len(sequence.tokens) - sequence.num_computed
+        may_look = self._config.prefix_cache and sequence.reuse_limit is None and table.indexable
+        has_more = len(table.pages) > table.num_indexed + 1 or sequence.num_written < sequence.num_computed
+        return may_look and not has_more and num_new > self._cache.half_page
+
+    def _gains(self, sequence: Sequence, match: Match, tokens: bytes, limit: int) -> bool:
+        """Whether a match has at least half a page of KV more than a sequence that has kept its pages."""
+        num_found = self._cache.num_found(sequence.table, match, tokens, limit)
+        return num_found >= sequence.num_computed + self._cache.half_page
 
     def _reuse_limit(self, sequence: Sequence) -> int:
         """How many tokens may come from the prefix index: one at least is left to compute."""

@@ -168,6 +168,13 @@ class SequenceTable:
         """Leave the last token of a sequence without KV: an operation needs what only computing it gives."""
         self._cut(sequence, max(0, min(sequence.num_computed, len(sequence.tokens) - 1)), now)
 
+    def cut_to_index(self, sequence: Sequence, now: float) -> None:
+        """Drop the KV that a sequence without a slot has beyond its pages in the prefix index, less than a page, before
+        it gets that of other sequences. All that it has is written."""
+        keep = sequence.table.num_indexed * self._cache.page_size
+        sequence.cut_kv(keep)
+        self._cache.truncate(sequence.table, keep, now)
+
     def _cut(self, sequence: Sequence, keep: int, now: float) -> None:
         if not sequence.table.pages:
             return
