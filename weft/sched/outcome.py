@@ -87,7 +87,7 @@ def _end_if_filled(state: SchedulerState, sequence: Sequence, now: float) -> boo
 
 
 def _take_tokens(state: SchedulerState, flight: InFlight, result: StepResult, now: float) -> None:
-    messages = state.log.messages
+    send = state.log.messages.append
     count = 0
     # The tokens of one-off samplers come after those of sequences.
     for index, ((sequence, epoch), token) in enumerate(zip(flight.sampled, result.tokens.tolist(), strict=False)):
@@ -109,7 +109,7 @@ def _take_tokens(state: SchedulerState, flight: InFlight, result: StepResult, no
         if not op.is_plain:
             _take_watched(state, sequence, op, token, result, index, now)
             continue
-        messages.append((sequence.client, Token(op.op, token)))
+        send((sequence.client, Token(op.op, token)))
         if token in op.stop_ids or op.num_output >= op.max_tokens:
             _end_if_over(state, sequence, op, token, _NOTHING, False, now)
     state.log.counters.generated_tokens += count
