@@ -170,7 +170,7 @@ def test_the_runs_of_a_server_that_lives_are_its_own(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_nothing_is_told_of_once_and_caught_up_with(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "runs"
     caplog.set_level(logging.WARNING)
@@ -187,6 +187,7 @@ def test_a_disk_that_takes_nothing_is_told_of_once_and_caught_up_with(
         assert caplog.text.count("cannot be written or read") == 1
         assert "full" in caplog.text
         limit(records, 100_000)
+        monkeypatch.setattr("weft.store.database.QUIET_S", 0.0)
         records.ended(record("run-200"))
         await records.flush()
         assert caplog.text.count("stored again") == 1

@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from weft.abi.errors import EngineDead, WeftError
 from weft.config import EngineConfig
@@ -19,9 +20,11 @@ from weft.core.wire import Command, EngineInfo, Envelope
 from weft.engine.engine import Engine, Publish
 from weft.engine.loop import EngineLoop
 from weft.engine.request_tracker import TrackingClient
-from weft.tokenizers.tokenizer import Tokenizer
 from weft.worker.memory import usable_cores
 from weft.worker.sizing import kernel_environment, kernel_threads
+
+if TYPE_CHECKING:
+    from weft.tokenizers.tokenizer import Tokenizer
 
 BuildEngine = Callable[[Publish], Engine]
 _CLIENT = 1

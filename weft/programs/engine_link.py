@@ -17,7 +17,7 @@ from weft.abi.errors import EngineDead, InvalidRequest, WeftError
 from weft.core.wire import Cancelled, Command, Envelope, Event, Failed, Finished, OperationUsage, Started, Token
 from weft.engine.client import EngineClient
 from weft.programs.operations import EngineOperation, Report
-from weft.programs.retains import PagePool
+from weft.programs.retains import DevicePages
 
 logger = logging.getLogger(__name__)
 
@@ -106,11 +106,11 @@ class EngineLink:
     # ---- for retains of prefixes
 
     @property
-    def pool(self) -> PagePool:
+    def pool(self) -> DevicePages:
         """The engine's device pages. Raises `EngineDead` while it does not answer."""
         if not self.engine.ready:
             raise EngineDead("the engine is starting or restarting; try again in a moment")
-        return PagePool(self.engine.info.num_device_pages, self.engine.info.page_size)
+        return DevicePages(self.engine.info.num_device_pages, self.engine.info.page_size)
 
     def tell(self, op: int, told: Callable[[Finished | WeftError], None]) -> None:
         """Call `told` with the end of an operation that belongs to no handle, and that will be posted."""

@@ -19,7 +19,7 @@ OnRetained = Callable[[int | WeftError], None]
 """Told how many tokens an engine keeps, in whole pages, or why it keeps none."""
 
 
-class PagePool(NamedTuple):
+class DevicePages(NamedTuple):
     """The device pages of an engine."""
 
     num_pages: int
@@ -30,7 +30,7 @@ class RetainLink(Protocol):
     """The way of commands to one engine."""
 
     @property
-    def pool(self) -> PagePool:
+    def pool(self) -> DevicePages:
         """Raises `EngineDead` while the engine does not answer."""
         ...
 

@@ -45,7 +45,8 @@ class Admission:
         limit = num_reshaped = 0
         is_fresh = not sequence.num_computed and not sequence.table.pages
         may_look = self._config.prefix_cache or sequence.wait is not None
-        stands_with_others = self._stands_with_others(sequence)
+        has_many_new = len(sequence.tokens) - sequence.num_computed > self._cache.half_page  # few are not looked for
+        stands_with_others = has_many_new and bool(sequence.table.pages) and self._stands_with_others(sequence)
         if sequence.returning or (is_fresh and may_look) or stands_with_others:
             limit = self._reuse_limit(sequence)
             tokens = sequence.index_keys.tobytes()
@@ -137,16 +138,14 @@ class Admission:
         return True
 
     def _stands_with_others(self, sequence: Sequence) -> bool:
-        """Whether a sequence that has kept its pages may find KV of the tokens that follow them: other sequences, as
-        its forks, stand at the same node of the prefix index, or have gone on from there. Few tokens are not looked
-        for."""
+        """Whether a sequence that has kept pages may find KV of the tokens that follow them: other sequences, as
+        its forks, stand at the same node of the prefix index, or have gone on from there."""
         table = sequence.table
-        if not (table.node.locks > 1 or table.node.children) or sequence.returning or not table.pages:
+        if not (table.node.locks > 1 or table.node.children) or sequence.returning:
             return False
-        num_new = len(sequence.tokens) - sequence.num_computed
         may_look = self._config.prefix_cache and sequence.reuse_limit is None and table.indexable
         has_more = len(table.pages) > table.num_indexed + 1 or sequence.num_written < sequence.num_computed
-        return may_look and not has_more and num_new > self._cache.half_page
+        return may_look and not has_more
 
     def _gains(self, sequence: Sequence, match: Match, tokens: bytes, limit: int) -> bool:
         """Whether a match has at least half a page of KV more than a sequence that has kept its pages."""

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from weft.abi.errors import WeftError
 from weft.core.step import Step, StepResult
 from weft.core.wire import Cancelled, Command, Event, Failed, Finished, Token
-from weft.programs.retains import PagePool
+from weft.programs.retains import DevicePages
 from weft.sched.in_flight import InFlight
 from weft.sched.scheduler import Scheduler
 from weft.sim.clock import VirtualClock
@@ -94,9 +94,9 @@ class SimulatedEngine:
         self._answers.pop(handle, None)
 
     @property
-    def pool(self) -> PagePool:
+    def pool(self) -> DevicePages:
         """Its device pages."""
-        return PagePool(self._worker.spec.num_device_pages, self._worker.spec.page_size)
+        return DevicePages(self._worker.spec.num_device_pages, self._worker.spec.page_size)
 
     @property
     def num_launched(self) -> int:
