@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.small_disk import fill, small_disk
 from tests.workflow.shapes import graph, llm
 from weft.core.wire import Generate
 from weft.store.database import FILE, Database
+from weft.store.served_runs import ServedRunTable, StoredRun
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
 from weft.workflow.service.service import WorkflowService
 
@@ -84,6 +87,26 @@ def test_a_killed_server_goes_on(tmp_path: Path, steps: int) -> None:
         assert client.get(f"/v1/runs/{run}").json() == ended
         assert outputs(server, run) == expected
         assert num_calls(server.engine) == 0
+
+
+def test_who_asks_before_runs_are_taken_over_waits_for_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(auto=False, workflows=on(tmp_path)) as server:
+        run = interrupted(server, 1)
+    asked, find, take_over = threading.Event(), ServedRunTable.find, ServedRunTable.take_over
+
+    def found(table: ServedRunTable, tenant: str, id: str) -> StoredRun | None:
+        asked.set()
+        return find(table, tenant, id)
+
+    def late(table: ServedRunTable, serves: Callable[[StoredRun], bool]) -> list[StoredRun]:
+        assert asked.wait(60)
+        return take_over(table, serves)
+
+    monkeypatch.setattr(ServedRunTable, "find", found)
+    monkeypatch.setattr(ServedRunTable, "take_over", late)
+    with running(workflows=on(tmp_path)) as server, server.http() as client:
+        followed = client.get(f"/v1/runs/{run}/events")
+        assert (followed.status_code, "finished" in followed.text) == (200, True)
 
 
 def test_a_server_that_is_shut_down_leaves_runs_to_the_next(tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ class WorkflowRuns:
         self._ended_feeds: dict[str, RunFeed] = {}
         """Of runs that ended last, the oldest first."""
         self._closing = False
+        self._begun = asyncio.Event()
+        """Set once runs of servers that are gone are taken over, or cannot be."""
         self.programs: ProgramRunner = NoPrograms()
         """Runs programs and sources of nodes."""
         self.totals = WorkflowTotals()
@@ -108,12 +110,17 @@ class WorkflowRuns:
 
     async def begin(self) -> None:
         """Take over the runs of servers that are gone, once the engines are ready. Raises `StorageFailed`."""
-        for model in self._models:
-            await model.engine.wait_ready()
-        for found in await asyncio.to_thread(self._tables.runs.take_over, self._serves):
-            record = decoded_run(found)
-            logger.info("resuming run %s of a workflow at row %d of %d", record.id, record.counts.rows, record.num_rows)
-            self._add(WorkflowRun(msgspec.structs.replace(record, status="queued")))
+        try:
+            for model in self._models:
+                await model.engine.wait_ready()
+            for found in await asyncio.to_thread(self._tables.runs.take_over, self._serves):
+                record = decoded_run(found)
+                logger.info(
+                    *("resuming run %s of a workflow at row %d of %d", record.id, record.counts.rows, record.num_rows)
+                )
+                self._add(WorkflowRun(msgspec.structs.replace(record, status="queued")))
+        finally:
+            self._begun.set()
 
     def _serves(self, stored: StoredRun) -> bool:
         """Whether this server has the models of a run, and can read its record."""
@@ -162,9 +169,13 @@ class WorkflowRuns:
         return found
 
     async def find_here(self, tenant: str, id: str) -> WorkflowRun:
-        """A run of a tenant that has ended or is carried out by this server. Raises `UnknownRun`, `StorageFailed`,
-        and `InvalidRequest` for a run that another server carries out."""
+        """A run of a tenant that has ended or is carried out by this server; waits until this server has taken over
+        the runs of those that are gone. Raises `UnknownRun`, `StorageFailed`, and `InvalidRequest` for a run that
+        another server carries out."""
         run = await self.find(tenant, id)
+        if not run.record.ended and self._known(tenant, id) is not run:
+            await self._begun.wait()
+            run = await self.find(tenant, id)
         self.check_here(run)
         return run
 
