@@ -274,7 +274,7 @@ class Candidates:
             self._order = []
             return
         values = self._say(rows, now)
-        if self.shares.is_shared:  # nobody else asks
+        if self.shares.is_shared:  # only shares ask
             others = rows[~self._bools[_KEPT, rows]]
             np.add.at(self._kept[1], self._ints[4, others], self._ints[2, others])
         if len(rows) > CHUNK:

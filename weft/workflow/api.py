@@ -405,7 +405,7 @@ def _cached_before(
 
 def value_budget(options: Mapping[str, Any]) -> EvaluationBudget:
     """What the values of a run or a session of this process may hold. Its nodes may be evaluated any number of times:
-    they take nobody else's time."""
+    they take no time from others."""
     return EvaluationBudget(options.get("max_value_bytes", _DEFAULTS.max_value_bytes), "max_value_bytes", None)
 
 

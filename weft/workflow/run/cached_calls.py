@@ -1,7 +1,7 @@
 """What the prompt cache would answer of a run: the run is played, and no call is made.
 
-A call that the cache has no answer to fails, and with it all that needs it; so does whatever a run would ask others
-for, such as functions of Python. So what is found is a lower bound, and nothing outside changes.
+A call that the cache has no answer to fails, and with it all that needs it; so does a node that others answer,
+such as a function of Python. So what is found is a lower bound, and nothing outside changes.
 """
 
 from __future__ import annotations
