@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tests.server.conftest import RunningServer, running
-from tests.server.test_workflow_runs import assert_nothing_left, create, start
+from tests.server.test_workflow_runs import ROWS, assert_nothing_left, create, start
 from tests.small_disk import fill, small_disk
 from tests.workflow.shapes import graph, llm
 from weft.core.wire import Generate
@@ -89,9 +89,15 @@ def test_a_killed_server_goes_on(tmp_path: Path, steps: int) -> None:
         assert num_calls(server.engine) == 0
 
 
-def test_who_asks_before_runs_are_taken_over_waits_for_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(auto=False, workflows=on(tmp_path)) as server:
-        run = interrupted(server, 1)
+@pytest.mark.parametrize("way", ["events", "key"])
+def test_a_request_for_a_run_waits_until_it_is_taken_over(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = {"Idempotency-Key": "once"}
+    with running(auto=False, workflows=on(tmp_path)) as server, server.http() as client:
+        workflow = create(client, CHAIN)
+        path, body = f"/v1/workflows/{workflow}/runs", {"rows": ROWS, "cache": False}
+        run = client.post(path, json={**body, "background": True}, headers=key).json()["id"]
     asked, find, take_over = threading.Event(), ServedRunTable.find, ServedRunTable.take_over
 
     def found(table: ServedRunTable, tenant: str, id: str) -> StoredRun | None:
@@ -105,8 +111,12 @@ def test_who_asks_before_runs_are_taken_over_waits_for_that(tmp_path: Path, monk
     monkeypatch.setattr(ServedRunTable, "find", found)
     monkeypatch.setattr(ServedRunTable, "take_over", late)
     with running(workflows=on(tmp_path)) as server, server.http() as client:
-        followed = client.get(f"/v1/runs/{run}/events")
-        assert (followed.status_code, "finished" in followed.text) == (200, True)
+        if way == "events":
+            answered = client.get(f"/v1/runs/{run}/events")
+        else:  # as a client does whose request broke off
+            answered = client.post(path, json=body, headers=key)
+            assert answered.json()["id"] == run
+        assert (answered.status_code, "finished" in answered.text) == (200, True)
 
 
 def test_a_server_that_is_shut_down_leaves_runs_to_the_next(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_two_requests_with_one_key_wait_for_one_run(monkeypatch: pytest.MonkeyPa
             await held.has_begun()
             # The record of the first one is stored; this server does not carry the run out yet.
             second = await runs.start("", workflow, asked)
-            runs.check_here(second)
+            assert await runs.here(second) is second
             held.go.set()
             assert await first is second
             assert (await second.wait()).status == "finished"

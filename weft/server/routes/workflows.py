@@ -101,7 +101,7 @@ async def run_workflow(service: Service, request: Request) -> ASGIApp:
         fields = await read(service, request, WorkflowRunRequest)
         run = await _start(service, request, workflow, fields, RunRequested(_spec(service, fields), fields.rows, key))
     if not fields.background:
-        service.workflows.runs.check_here(run)
+        run = await service.workflows.runs.here(run)
     streams, owned = bool(fields.stream) and not fields.background, key is None
     record.stream = streams
     if streams:

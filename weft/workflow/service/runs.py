@@ -169,20 +169,20 @@ class WorkflowRuns:
         return found
 
     async def find_here(self, tenant: str, id: str) -> WorkflowRun:
-        """A run of a tenant that has ended or is carried out by this server; waits until this server has taken over
-        the runs of those that are gone. Raises `UnknownRun`, `StorageFailed`, and `InvalidRequest` for a run that
-        another server carries out."""
-        run = await self.find(tenant, id)
+        """A run of a tenant, as `here`. Raises `UnknownRun` too."""
+        return await self.here(await self.find(tenant, id))
+
+    async def here(self, run: WorkflowRun) -> WorkflowRun:
+        """The run if it has ended or is carried out by this server, which may first have to take over the runs of
+        servers that are gone. Raises `StorageFailed`, and `InvalidRequest` for a run that another server carries out:
+        here it would never change."""
+        tenant, id = run.record.tenant, run.id
         if not run.record.ended and self._known(tenant, id) is not run:
             await self._begun.wait()
             run = await self.find(tenant, id)
-        self.check_here(run)
+        if not run.record.ended and self._known(tenant, id) is not run:
+            raise InvalidRequest(_ELSEWHERE.format(id), "run")
         return run
-
-    def check_here(self, run: WorkflowRun) -> None:
-        """Raise `InvalidRequest` for a run that another server carries out: here it would never change."""
-        if not run.record.ended and self._known(run.record.tenant, run.id) is not run:
-            raise InvalidRequest(_ELSEWHERE.format(run.id), "run")
 
     async def all(self, tenant: str) -> list[WorkflowRun]:
         """All runs of a tenant, newest first. Raises `StorageFailed`."""
