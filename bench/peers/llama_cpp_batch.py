@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.peers.gguf_checkpoint import gguf_file
+from weft.core.step import F32
 
 BATCH_TOKENS, UBATCH_TOKENS = 2048, 512
 MOST_LINES = 20
@@ -25,7 +26,10 @@ class LlamaCpp:
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, checkpoint: Path, threads: int, max_sequences: int = 32, context: int = 512):
+    def __init__(
+        self, checkpoint: Path, threads: int, max_sequences: int = 32, context: int = 512, *, float32_kv: bool = False
+    ):
+        """`float32_kv`: KV in float32 and attention in separate products, instead of KV in bfloat16."""
         import llama_cpp
 
         self._api: Any = llama_cpp
@@ -41,7 +45,11 @@ class LlamaCpp:
         params.n_batch, params.n_ubatch = BATCH_TOKENS, UBATCH_TOKENS
         params.n_seq_max = max_sequences
         params.n_threads = params.n_threads_batch = threads
-        params.type_k = params.type_v = GGML_TYPE_BF16
+        if float32_kv:
+            params.type_k = params.type_v = llama_cpp.GGML_TYPE_F32
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        else:
+            params.type_k = params.type_v = GGML_TYPE_BF16
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError("llama.cpp could not make a context")
@@ -76,8 +84,18 @@ class LlamaCpp:
         self._api.llama_free(self._context)
         self._api.llama_model_free(self._model)
 
+    def logits(self, tokens: list[int]) -> F32:
+        """[tokens, vocabulary]: logits after each of at most `BATCH_TOKENS` tokens of one sequence."""
+        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
+        self._compute([(0, position, token, True) for position, token in enumerate(tokens)])
+        return np.stack([self._logits_at(index).copy() for index in range(len(tokens))])
+
     def _decode(self, work: list[tuple[int, int, int, bool]]) -> dict[int, int]:
         """Compute (sequence, position, token, wants logits) entries; the likeliest next token of those that want it."""
+        self._compute(work)
+        return {seq: int(self._logits_at(i).argmax()) for i, (seq, _, _, wanted) in enumerate(work) if wanted}
+
+    def _compute(self, work: list[tuple[int, int, int, bool]]) -> None:
         batch = self._batch
         batch.n_tokens = len(work)
         for index, (seq, position, token, wanted) in enumerate(work):
@@ -88,9 +106,7 @@ class LlamaCpp:
             batch.logits[index] = wanted
         if self._api.llama_decode(self._context, batch):
             raise RuntimeError("llama.cpp could not decode a batch")
-        tokens = {}
-        for index, (seq, _, _, wanted) in enumerate(work):
-            if wanted:
-                logits = self._api.llama_get_logits_ith(self._context, index)
-                tokens[seq] = int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
-        return tokens
+
+    def _logits_at(self, index: int) -> F32:
+        logits = self._api.llama_get_logits_ith(self._context, index)
+        return np.ctypeslib.as_array(logits, (self._vocab_size,))

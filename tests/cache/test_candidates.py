@@ -26,7 +26,7 @@ class Kept:
     def rank(self, runs: PageRuns, now: float) -> Ranking:
         self.seen.append(runs)
         kept = runs.order % 2 == 0
-        return Ranking(kept * 100.0 + runs.order, np.ones(len(kept), np.bool_), kept)
+        return Ranking(kept * 100.0 + runs.order, np.ones(len(kept), np.bool_), kept, runs.kind > 1)
 
     def add(self, number: int, num_pages: int, parent: Node | None = None, *, explicit: bool = False) -> Node:
         node = Node(number, parent or self.root, bytes(PAGE_BYTES * num_pages), num_pages, PAGE_BYTES, 0.0)

@@ -27,7 +27,7 @@ class Noted:
         def rank(runs: PageRuns, now: float) -> Ranking:
             self.runs.append(runs)
             count = len(runs.since_s)
-            return Ranking(runs.since_s, np.full(count, self.moves), np.zeros(count, np.bool_))
+            return Ranking(runs.since_s, np.full(count, self.moves), *np.zeros((2, count), np.bool_))
 
         def note(tenant: str, kind: str, seconds: float) -> None:
             self.told.append((kind, seconds))

@@ -8,10 +8,19 @@ import pytest
 import torch
 
 from weft.gguf.types import TYPES, TensorType
-from weft.kernels.quantized_blocks import BadScale, expand
+from weft.kernels.quantized_blocks import BadScale, as_block_type, block_type, expand
 
 NUMBERS = {kind.name: number for number, kind in TYPES.items()}
-SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES = {
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 """Where the float16 scales of a block are."""
 
 
@@ -31,6 +40,16 @@ def test_every_type_expands_to_the_same_bits(kind: TensorType) -> None:
     got = expand(kind.name, torch.from_numpy(blocks))
     assert got.shape == (len(blocks), kind.numbers)
     assert np.array_equal(got.float().numpy(), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", TYPES.values(), ids=NUMBERS)
+def test_blocks_of_another_type_are_the_same_numbers(kind: TensorType) -> None:
+    blocks, other = torch.from_numpy(random_blocks(kind)), block_type(kind.name)
+    if other is None:
+        assert kind.numbers == 1
+    else:
+        assert torch.equal(expand(other, as_block_type(kind.name, blocks)), expand(kind.name, blocks))
+        assert (other == kind.name) == (kind.name != "Q5_0")
 
 
 def test_values_by_hand() -> None:

@@ -128,7 +128,7 @@ def mixed(name: str) -> str:
     return "Q6_K" if "down_proj" in name or "lm_head" in name else "Q5_K" if "v_proj" in name else "Q4_K"
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "mixed"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "mixed"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_quantized_weights_are_what_they_stand_for(family: str, kind: str, tmp_path: Path) -> None:
     directory = write_tiny(tmp_path / "model", family, seed=4, **LARGE)

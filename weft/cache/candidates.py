@@ -24,7 +24,7 @@ FIRST_AWAITED = 3
 """Number of the first kind for which something waits that does not wait for the device."""
 MAX_KINDS = 256
 """Kinds of waits that are told apart; further ones count as one more."""
-_OPEN, _COPIED, _MOVES, _KEPT, _EXPLICIT = range(5)
+_OPEN, _COPIED, _MOVES, _KEPT, _EXPLICIT, _SPARED = range(6)
 """Rows of the table of truth values: there is a candidate; it has a copy on the host; as the policy says, it is worth
 one, and it is kept for its tenant's share; its pages are a program's own."""
 CHUNK = 64
@@ -79,6 +79,8 @@ class RunPlace(NamedTuple):
     """Whether it is worth a copy on the host."""
     is_kept: bool
     """Whether it is kept for its tenant's share."""
+    is_spared: bool
+    """Whether it is spared from newcomers."""
 
 
 class Candidates:
@@ -92,7 +94,7 @@ class Candidates:
         self._tenants = _Names("")
         self._floats = np.zeros((3, CHUNK))
         self._ints = np.zeros((5, CHUNK), np.int64)
-        self._bools = np.zeros((5, CHUNK), np.bool_)
+        self._bools = np.zeros((6, CHUNK), np.bool_)
         self._nodes: list[Node | None] = [None] * CHUNK
         self._free = list(range(CHUNK - 1, -1, -1))
         self._tickets = 0
@@ -163,7 +165,7 @@ class Candidates:
             floats[:, row] = youngest.since_s, expected_s, weight
             kind = self._number(youngest.kind)
             ints[:, row] = kind, node.depth_pages, node.num_pages, node.node_id, tenant
-        bools[:, row] = True, node.on_device and bool(node.copies), False, False, node.is_explicit
+        bools[:, row] = True, node.on_device and bool(node.copies), False, False, node.is_explicit, False
         self._late.append((row, self._tickets))
 
     def discard(self, node: Node) -> None:
@@ -193,11 +195,19 @@ class Candidates:
             return self.first(now)
         return None
 
+    def num_spared(self, now: float) -> int:
+        """Pages up to the ends of the runs that are spared from newcomers. What several of them share counts for
+        each."""
+        if self.first(now) is None:
+            return 0
+        return int(self._ints[1, self._bools[_OPEN] & self._bools[_SPARED]].sum())
+
     @property
     def first_place(self) -> RunPlace:
         """What the policy says of the candidate that `first` has returned."""
         value, _, row, _ = self._order[0]
-        return RunPlace(value, bool(self._bools[_MOVES, row]), bool(self._bools[_KEPT, row]))
+        moves, is_kept, is_spared = self._bools[[_MOVES, _KEPT, _SPARED], row].tolist()
+        return RunPlace(value, moves, is_kept, is_spared)
 
     def num_kept(self, evictable: Mapping[str, int], now: float, but: str | None) -> int:
         """Pages that are kept for the shares of tenants, but for one. `evictable`: by tenant, those without locks.
@@ -232,7 +242,7 @@ class Candidates:
         has its place for the rest of the step. A step that takes page after page of one run ranks it once."""
         row, ticket = self._late.pop()
         assert row == node.row, "no other candidate has come since"
-        self._bools[_MOVES, row], self._bools[_KEPT, row] = place.moves, place.is_kept
+        self._bools[[_MOVES, _KEPT, _SPARED], row] = place.moves, place.is_kept, place.is_spared
         heapq.heappush(self._order, (place.value, int(self._ints[3, row]), row, ticket))
 
     def skip(self, node: Node) -> None:
@@ -294,6 +304,7 @@ class Candidates:
     def _say(self, rows: I64, now: float) -> F64:
         ranking = self.rank(self._runs(rows), now)
         self._bools[_MOVES, rows], self._bools[_KEPT, rows] = ranking.moves, ranking.kept
+        self._bools[_SPARED, rows] = ranking.spared
         if ranking.kept.any():
             rows = rows[ranking.kept]
             self._kept = np.pad(self._kept, ((0, 0), (0, len(self._tenants.names) - self._kept.shape[1])))

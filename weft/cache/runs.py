@@ -63,6 +63,8 @@ class Ranking(NamedTuple):
     """[n] whether a run that is given up is worth a copy on the host."""
     kept: Bool
     """[n] whether a run is kept from tenants that exceed their fair share. All others have smaller values."""
+    spared: Bool
+    """[n] whether a newcomer waits rather than have the run given up, as long as other sequences run."""
 
 
 class Ranker(Protocol):
@@ -76,4 +78,5 @@ class Ranker(Protocol):
 def least_recently_used(runs: PageRuns, now: float) -> Ranking:
     """Runs that are retained after all others, then by the time of the last use."""
     values = np.where(runs.weight > 0, 1e18, 0.0) + runs.since_s
-    return Ranking(values, np.ones(len(values), np.bool_), np.zeros(len(values), np.bool_))
+    none = np.zeros(len(values), np.bool_)
+    return Ranking(values, np.ones(len(values), np.bool_), none, none)

@@ -24,6 +24,9 @@ TYPES: Mapping[int, TensorType] = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
     2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
     8: TensorType("Q8_0", 32, 34),
     12: TensorType("Q4_K", 256, 144),
     13: TensorType("Q5_K", 256, 176),
@@ -52,7 +55,7 @@ types for which there are kernels."""
 TYPE_NAMES = tuple(kind.name for kind in TYPES.values())
 
 REFUSED: Mapping[int, str] = {
-    3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
     18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32",
     27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip

@@ -34,6 +34,17 @@ def expand(kind: str, blocks: Tensor) -> Tensor:
     return blocks.view(PLAIN[kind]) if kind in PLAIN else _EXPANDERS[kind](blocks)
 
 
+def block_type(kind: str) -> str | None:
+    """The type of blocks that kernels may multiply with in place of blocks of a type, without loss: another one for
+    Q5_0 alone; None for plain numbers."""
+    return None if kind in PLAIN else _AS_OTHERS[kind][0] if kind in _AS_OTHERS else kind
+
+
+def as_block_type(kind: str, blocks: Tensor) -> Tensor:
+    """blocks [n, bytes of a block] uint8 -> the same numbers in blocks of `block_type`."""
+    return _AS_OTHERS[kind][1](blocks) if kind in _AS_OTHERS else blocks
+
+
 def check_scales(kind: str, blocks: Tensor) -> None:
     """Raise `BadScale` as `expand` does, for quantized blocks."""
     _scales(blocks, *SCALES[kind])
@@ -70,6 +81,34 @@ def _q8_0(blocks: Tensor) -> Tensor:
 def _q4_0(blocks: Tensor) -> Tensor:
     """32 numbers of 4 bits, less 8, and one scale."""
     return (_nibbles(blocks[:, 2:]).flatten(1).view(torch.int8) - 8) * _scales(blocks, 0)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    """32 numbers of 4 bits, a scale, and what is added to all."""
+    scales = _scales(blocks, 0, 2)
+    return _nibbles(blocks[:, 4:]).flatten(1) * scales[:, :1] + scales[:, 1:]
+
+
+def _five_bits(upper: Tensor, lower: Tensor) -> Tensor:
+    """32 numbers of 5 bits: bit i of the 4 bytes `upper` is the fifth of number i; 16 bytes `lower` as in Q4_0."""
+    bits = torch.arange(8, dtype=torch.uint8, device=upper.device)
+    return _nibbles(lower).flatten(1) | (upper[..., None] >> bits & 1).flatten(1) << 4
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    """32 numbers of 5 bits, less 16, and one scale."""
+    return _q8_0(_q5_0_as_q8_0(blocks))
+
+
+def _q5_0_as_q8_0(blocks: Tensor) -> Tensor:
+    """The same integers and scale."""
+    return torch.cat([blocks[:, :2], _five_bits(blocks[:, 2:6], blocks[:, 6:]) - 16], 1)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    """32 numbers of 5 bits, a scale, and what is added to all."""
+    scales = _scales(blocks, 0, 2)
+    return _five_bits(blocks[:, 4:8], blocks[:, 8:]) * scales[:, :1] + scales[:, 1:]
 
 
 def _groups(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,6 +165,9 @@ def _int4_groups(blocks: Tensor) -> Tensor:
 SCALES: Mapping[str, tuple[int, int]] = {
     "Q8_0": (0, 1),
     "Q4_0": (0, 1),
+    "Q4_1": (0, 2),
+    "Q5_0": (0, 1),
+    "Q5_1": (0, 2),
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208, 1),
@@ -134,8 +176,13 @@ SCALES: Mapping[str, tuple[int, int]] = {
 _EXPANDERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     **dict.fromkeys(GROUPS, _int4_groups),
 }
+_AS_OTHERS: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = {"Q5_0": ("Q8_0", _q5_0_as_q8_0)}
+"""Types without kernels of their own whose blocks another type holds exactly."""

@@ -15,7 +15,7 @@ import torch
 from weft.abi.errors import ModelLoadError, Unsupported
 from weft.gguf.file import GgufTensor, read_gguf
 from weft.gguf.tokens import TOKENS, end_ids, read_tokens
-from weft.kernels.quantized_blocks import PLAIN, BadScale, check_scales, expand
+from weft.kernels.quantized_blocks import PLAIN, BadScale, as_block_type, block_type, check_scales, expand
 from weft.models import gguf_config
 from weft.models.base import ModelSpec, RopeSpec
 from weft.models.checkpoint import PIECE_NUMBERS, Piece, TensorInfo
@@ -84,7 +84,7 @@ class GgufCheckpoint:
         return {
             name: TensorInfo(
                 *(tensor.file, tensor.type.name, tensor.shape, tensor.num_bytes, tensor.offset),
-                blocks=None if tensor.type.name in PLAIN else tensor.type.name,
+                blocks=block_type(tensor.type.name),
             )
             for name, tensor in self._file.tensors.items()
             if name != gguf_config.ROPE_FACTORS
@@ -116,7 +116,7 @@ class GgufCheckpoint:
         for first in range(0, rows, step):
             taken = order[first : first + step]
             blocks = self._blocks(tensor, data, taken, tensor.num_bytes // rows)
-            values = blocks if in_blocks else expand(tensor.type.name, blocks)
+            values = (as_block_type if in_blocks else expand)(tensor.type.name, blocks)
             yield Piece(tensor.name, first, values.view(len(taken), -1))
 
     def _blocks(self, tensor: GgufTensor, data: Bytes, rows: Rows, row_bytes: int) -> torch.Tensor:

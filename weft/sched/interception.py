@@ -165,7 +165,9 @@ class Interception:
     def _rank(self, runs: PageRuns, now: float) -> Ranking:
         self.waits.tell(self.policy)
         load = self._load_at(now)
-        return Ranking(self.policy.rank(runs, load), self.policy.moves(runs, load), self.policy.kept(runs, load))
+        policy = self.policy
+        kept, spared = policy.kept(runs, load), policy.spares(runs, load)
+        return Ranking(policy.rank(runs, load), policy.moves(runs, load), kept, spared)
 
     def _load_at(self, now: float) -> Load:
         if self._load is None:

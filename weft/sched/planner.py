@@ -262,7 +262,7 @@ class StepPlanner:
         """Admit sequences from the queue until one is blocked; without `background`, the others alone."""
         later: list[Sequence] = []
         held: set[str] = set()
-        """Tenants that have more than their share, and whose next sequence waits for those that they run."""
+        """Tenants whose next sequence waits for those that they run, or for pages that waiting KV does not need."""
         num_deferred, page_size = 0, self._cache.page_size
         while not self._is_full(builder, self._prompt_budget) and num_deferred < MAX_DEFERRED_PER_STEP:
             sequence = self._sequences.queue.pop(held)

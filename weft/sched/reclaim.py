@@ -10,6 +10,10 @@ The *fair share* of a tenant is the device divided by the tenants that hold KV. 
 sequences for those that it runs, and those that it runs for the first of them in rank. For other tenants, sequences of
 tenants that use more than theirs are preempted. The only running sequence of a tenant gets what is kept where nothing
 else is left, so every sequence comes to its turn.
+
+A newcomer, whose session has no KV yet, makes no room of KV that the interception policy *spares* while other sequences
+run. Otherwise overload gives up all KV that waits, however soon it is needed, and most of the device's time goes into
+computing it again.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ from weft.sched.reclaim_policy import Purpose, ReclaimPolicy, ReclaimView
 from weft.sched.sequence import GenerateOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
-Room = Literal["enough", "none", "beyond_share"]
-"""Whether there is room for a sequence; if not, `beyond_share`: there may be for sequences of other tenants."""
+Room = Literal["enough", "none", "beyond_share", "spared"]
+"""Whether there is room for a sequence; if not, there may be for sequences of other tenants: `beyond_share`, for those
+that stay within their share; `spared`, for those that have begun."""
 
 
 class Reclaimer:
@@ -39,13 +44,17 @@ class Reclaimer:
         log: EventLog,
         policy: ReclaimPolicy,
         max_step_tokens: int,
+        aging_s: float,
     ):
+        """`aging_s`: for how long a newcomer waits at most, once it is the first, rather than take KV that the
+        interception policy spares."""
         self._cache = cache
         self._sequences = sequences
         self._interception = interception
         self._log = log
         self._policy = policy
         self._max_step_tokens = max_step_tokens
+        self._aging_s = aging_s
         self._step_pages = -(-max_step_tokens // cache.page_size)
         """Pages that a step's prompts may fill."""
         self._step_id = 0
@@ -96,6 +105,9 @@ class Reclaimer:
             missing = needed - self._cache.num_available
             if missing > 0 and self._interception.park_idle(now):
                 continue
+            if needed > num_free and not is_alone and self._waits_for_spared(sequence, needed, now):
+                self.is_short = True
+                return "spared"
             if needed > num_free and tiers.shares.is_shared:
                 missing_kept = missing + tiers.num_kept_for_shares(now)
                 table.spares_kept = missing_kept <= 0
@@ -159,6 +171,17 @@ class Reclaimer:
             if self._sequences.running or not self._cache.retention.break_pin(now):
                 return False
         return True
+
+    def _waits_for_spared(self, sequence: Sequence, needed: int, now: float) -> bool:
+        """Whether a newcomer without pages waits because `needed` pages would take spared ones, as it does for
+        `aging_s` at most. The newcomers of a tenant wait one after the other."""
+        place, tiers = sequence.place, self._cache.tiers
+        if place.is_return or place.was_admitted or sequence.table.pages:
+            return False
+        if needed <= tiers.num_available - tiers.candidates.num_spared(now):
+            return False
+        place.held_since_s = min(place.held_since_s, now)
+        return now - place.held_since_s < self._aging_s
 
     def _of_tenant(self, tenant: str) -> list[Sequence]:
         return [sequence for sequence in self._sequences.running.values() if sequence.tenant == tenant]

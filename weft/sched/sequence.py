@@ -211,6 +211,8 @@ class QueuePlace:
     """As which the queue has counted it."""
     deferred_pages: int = 0
     """Pages of its prefix that were indexed when it was last deferred."""
+    held_since_s: float = math.inf
+    """Since when a newcomer waits for KV that is worth more than its admission; infinity: it does not."""
     defer_until_step: int = -1
     """It is not deferred any more from this step on, unless more of its prefix has been indexed; -1: never deferred."""
 

@@ -43,7 +43,9 @@ class SchedulerState:
         self.interception = Interception(cache, self.sequences, config, policy, costs)
         self.residency = Residency(cache, self.sequences, self.interception, self.log)
         most_prompts = prompt_budget(config, config.max_running, cache.page_size)
-        self.reclaimer = Reclaimer(cache, self.sequences, self.interception, self.log, ByRank(), most_prompts)
+        self.reclaimer = Reclaimer(
+            cache, self.sequences, self.interception, self.log, ByRank(), most_prompts, config.aging_s
+        )
         self.spaces = _spaces(config, cache, self.log, self.reclaimer, self.interception)
         self.interception.explicit = self.spaces.waits
         self.reclaimer.last_resort = self.spaces.end_youngest

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from tests.sched.policies.snapshots import line, make_runs
-from weft.cache.runs import NEVER_S, PageRuns
+from weft.cache.runs import NEVER_S, PREFIX, UNUSED, PageRuns
 from weft.sched.policies import NEVER, InterceptPolicy, Load, first_to_give_up, make_policy
 from weft.sched.policies.min_waste import BOOKKEEPING_S, KEPT_S, SOONEST_S
+from weft.sched.policies.registry import POLICIES
+from weft.sched.policies.wait_samples import ENOUGH
 from weft.sched.policies.waste import RunSizes, swap_waste
 
 NOW = 1000.0
@@ -42,6 +44,38 @@ def test_the_ratio_by_hand() -> None:
 def test_a_ratio_below_one_is_the_papers_decision_to_discard(wait_s: float, discards: bool) -> None:
     # Equation 5: preserving 160 tokens for w seconds wastes 160 w, recomputing them 812.8: equal at w = 5.08.
     assert (ranks(context(expected_s=NOW + wait_s))[0] < 1) == discards
+
+
+SPARED = {"expected_s": NOW + 5.0, "kind": 2, "kinds": (PREFIX, UNUSED, "tool")}
+"""Worth more than what a newcomer gains by it."""
+
+
+def spared(load: Load = LOAD, **columns: Any) -> bool:
+    [found] = make_policy("min_waste", "oracle").spares(context(**SPARED | columns), load).tolist()
+    return bool(found)
+
+
+def test_newcomers_wait_for_what_the_paper_preserves() -> None:
+    assert spared()
+    assert not spared(expected_s=NOW + 5.2), "discarding wastes less, by equation 5"
+    assert spared(expected_s=NOW + 5.2, weight=1.0)
+    assert not spared(kind=0) and not spared(kind=1), "nothing waits for it"
+    assert not spared(over_share=True)
+    assert not spared(LOAD._replace(costs=None)), "a ratio of what was not measured"
+
+
+def test_newcomers_wait_for_no_return_of_which_little_is_known() -> None:
+    policy, runs = make_policy("min_waste", "learned"), context(since_s=NOW - 1, **SPARED | {"expected_s": nan})
+    for count in range(ENOUGH):
+        assert not policy.spares(runs, LOAD)[0], count
+        policy.observe("", "tool", 2.0)
+    assert policy.spares(runs, LOAD)[0]
+    assert not make_policy("min_waste", "elapsed").spares(context(**SPARED), LOAD)[0]
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "min_waste"])
+def test_other_policies_spare_nothing(name: str) -> None:
+    assert not make_policy(name).spares(context(**SPARED), LOAD)[0]
 
 
 def test_explicit_pages_weigh_what_a_swap_wastes() -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from weft.cache.runs import UNUSED, PageRuns
-from weft.core.step import F64, I64
+from weft.core.step import F64, I64, Bool
 from weft.sched.policies.wait_samples import WIDTH, WaitSamples
 
 EPSILON = 1e-9
@@ -37,6 +37,10 @@ class WaitEstimator(Protocol):
 
     def own_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] the same, as far as the tenant's own waits tell: another tenant cannot lower it."""
+        ...
+
+    def is_known(self, runs: PageRuns, now: float) -> Bool:
+        """[n] whether the answers rest on enough waits of the kind, or on an announced return."""
         ...
 
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:
@@ -65,6 +69,10 @@ class ElapsedEstimator:
 
     own_chance = return_chance
 
+    def is_known(self, runs: PageRuns, now: float) -> Bool:
+        """[n] zeros."""
+        return np.zeros(len(runs.since_s), np.bool_)
+
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:
         """Nothing is learned from a wait."""
 
@@ -85,6 +93,10 @@ class OracleEstimator:
         return np.where(is_unused & np.isnan(runs.expected_s), 0.0, 1.0)
 
     own_chance = return_chance
+
+    def is_known(self, runs: PageRuns, now: float) -> Bool:
+        """[n] where a return was announced."""
+        return ~np.isnan(runs.expected_s)
 
     def observe(self, tenant: str, kind: str, wait_s: float) -> None:
         """Nothing is learned from a wait."""
@@ -160,6 +172,12 @@ class LearnedEstimator:
             return np.ones(len(never))
         known = lasted.how_many + never
         return np.where(known >= LASTED_ENOUGH, lasted.how_many / np.maximum(known, 1), 1.0)
+
+    def is_known(self, runs: PageRuns, now: float) -> Bool:
+        """[n] where `LASTED_ENOUGH` of the waits lasted as long, or a return is announced for later than now."""
+        lasted = self._lasted(runs, now)
+        how_many = lasted.how_many + self._samples.num_never.take(lasted.slots)
+        return (how_many >= LASTED_ENOUGH) | (runs.expected_s > now)
 
     def own_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] as `return_chance`, and 1 where too few of the tenant's own waits are known."""

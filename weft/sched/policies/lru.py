@@ -36,6 +36,10 @@ class LruPolicy:
         """[n] zeros: no run is kept from others, so age alone decides."""
         return np.zeros(len(runs.since_s), np.bool_)
 
+    def spares(self, runs: PageRuns, load: Load) -> Bool:
+        """[n] zeros: newcomers get pages as everything else does."""
+        return np.zeros(len(runs.since_s), np.bool_)
+
     def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] token-seconds per page for which the run has not been used: the oldest is given up next."""
         age_s = np.maximum(load.now - runs.since_s, 0.0)

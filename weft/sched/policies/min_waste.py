@@ -41,7 +41,9 @@ prompts are mostly back within ten minutes, and a tenant that has gone takes no 
 KEPT_CHANCE = 0.05
 """A tenant that loses what it uses less often than this computes at most 5 % of it again."""
 UNUSED_KIND = 1
-"""Index of `UNUSED` in the kinds of every snapshot."""
+"""Index of `UNUSED` in the kinds of every snapshot. Those behind it are of runs that something waits for."""
+SPARED_FROM = 1.0
+"""Ratio from which on giving up wastes more than preserving."""
 SOONEST_S = 1e-6
 """A wait that may end at any moment counts as taking so long still."""
 LEAST_CHANCE = 1e-6
@@ -76,11 +78,7 @@ class MinWastePolicy:
     def rank(self, runs: PageRuns, load: Load) -> F64:
         """[n] waste of giving up divided by waste of preserving: a ratio r. Where several tenants hold KV, -1 - 1 / r
         for those over their share and -1 / (1 + r) for what is not kept, which are both in the order of r."""
-        found = self._assess(runs, load)
-        ratio = found.give_up + BOOKKEEPING_S * found.held * found.chance
-        ratio /= found.preserve
-        if runs.weight.any():
-            ratio *= 1.0 + runs.weight
+        ratio = self._ratio(runs, load)
         if runs.is_shared:
             not_kept = np.where(runs.over_share, -1.0 - 1.0 / ratio, -1.0 / (1.0 + ratio))
             ratio = np.where(self.kept(runs, load), ratio, not_kept)
@@ -101,6 +99,15 @@ class MinWastePolicy:
         is_missed &= runs.kind != UNUSED_KIND
         return ~runs.over_share & (is_missed | (runs.weight > 0))
 
+    def spares(self, runs: PageRuns, load: Load) -> Bool:
+        """[n] where something waits for the run, enough waits of its kind are known, and preserving it wastes less
+        (equation 5): a newcomer that takes it saves less than the return will waste. None without a cost profile,
+        whose times the equation needs, and none of tenants over their fair share."""
+        if load.costs is None:
+            return np.zeros(len(runs.since_s), np.bool_)
+        is_awaited = (runs.kind > UNUSED_KIND) & ~runs.over_share
+        return is_awaited & self.estimator.is_known(runs, load.now) & (self._ratio(runs, load) >= SPARED_FROM)
+
     def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] by how much a swap wastes less than the cheaper of preserving and recomputing, per page.
 
@@ -117,6 +124,15 @@ class MinWastePolicy:
         """A wait ended: the estimator learns from it."""
         self.estimator.observe(tenant, kind, wait_s)
         self._last = None
+
+    def _ratio(self, runs: PageRuns, load: Load) -> F64:
+        """[n] waste of giving up divided by waste of preserving, times 1 + weight."""
+        found = self._assess(runs, load)
+        ratio = found.give_up + BOOKKEEPING_S * found.held * found.chance
+        ratio /= found.preserve
+        if runs.weight.any():
+            ratio *= 1.0 + runs.weight
+        return ratio
 
     def _assess(self, runs: PageRuns, load: Load) -> _Assessment:
         """Of one snapshot once, however often it is asked for."""

@@ -80,6 +80,10 @@ class InterceptPolicy(Protocol):
         """[n] whether a run is kept from tenants that exceed their fair share; `rank` has all others before it."""
         ...
 
+    def spares(self, runs: PageRuns, load: Load) -> Bool:
+        """[n] whether a newcomer waits rather than have the run given up, as long as other sequences run."""
+        ...
+
     def copy_value(self, runs: PageRuns, load: Load) -> F64:
         """[n] worth of a host copy made ahead, in token-seconds saved per page; 0 or less: none is to be made."""
         ...
