@@ -83,7 +83,8 @@ def test_memory_is_that_of_the_file(name: str, tmp_path: Path) -> None:
     assert loaded.num_bytes == sum(weight.nbytes for weight in weights.values())
     assert loaded.num_bytes == bytes_of_weights(packed, torch.bfloat16)
     kind = CASES[name][2]
-    assert str(loaded.notice).startswith(f"{kind} stay in blocks, which activations meet in 8 bits: ")
+    [blocks] = {part.kind for weight in weights.values() if isinstance(weight, BlockWeight) for part in weight.parts}
+    assert str(loaded.notice).startswith(f"{kind} (as {blocks}) stay in blocks, which activations meet in 8 bits: ")
     expanded = load_model(str(packed), dtype="bfloat16", quantized_blocks="expand")
     assert str(expanded.notice).startswith(f"{kind} expanded to bfloat16, as the settings ask for: ")
     again = load_model(str(packed), dtype="bfloat16", quantization="int8")
@@ -124,4 +125,4 @@ def test_shapes_that_kernels_do_not_take_are_expanded(tmp_path: Path) -> None:
     assert isinstance(weights["0.qkv"], BlockWeight)
     assert not isinstance(weights["0.down"], BlockWeight)
     assert "GPTQ int4 expanded to float32, as no kernel computes on such matrices; " in str(loaded.notice)
-    assert "GPTQ int4 stay in blocks" in str(loaded.notice)
+    assert "GPTQ int4 (as INT4_G32) stay in blocks" in str(loaded.notice)

@@ -91,7 +91,10 @@ def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device
     for target in (target for group in weight_targets(checkpoint, spec) for target in group):
         for info in [tensors[source.name] for source in target.sources if source.name in tensors]:
             if info.blocks is not None:
-                (kept if target.blocks and spec.quantization is None else expanded).add(info.dtype)
+                if target.blocks and spec.quantization is None:
+                    kept.add(info.dtype if info.blocks in (info.dtype, None) else f"{info.dtype} (as {info.blocks})")
+                else:
+                    expanded.add(info.dtype)
             elif info.numbers_in is not None:
                 quantized.add(info.dtype)
     if not kept and not expanded and not quantized:

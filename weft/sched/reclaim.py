@@ -11,9 +11,8 @@ sequences for those that it runs, and those that it runs for the first of them i
 tenants that use more than theirs are preempted. The only running sequence of a tenant gets what is kept where nothing
 else is left, so every sequence comes to its turn.
 
-A newcomer, whose session has no KV yet, makes no room of KV that the interception policy *spares* while other sequences
-run. Otherwise overload gives up all KV that waits, however soon it is needed, and most of the device's time goes into
-computing it again.
+A newcomer, whose session has no KV yet, takes no KV that the interception policy *spares* while other sequences run.
+Otherwise overload gives up all KV that waits, however soon it is needed, and the device computes it again.
 """
 
 from __future__ import annotations
@@ -178,7 +177,8 @@ class Reclaimer:
         place, tiers = sequence.place, self._cache.tiers
         if place.is_return or place.was_admitted or sequence.table.pages:
             return False
-        if needed <= tiers.num_available - tiers.candidates.num_spared(now):
+        num_spared = tiers.candidates.num_spared(now)
+        if not num_spared or needed + self._unwritten() <= tiers.num_available - num_spared:
             return False
         place.held_since_s = min(place.held_since_s, now)
         return now - place.held_since_s < self._aging_s
@@ -194,11 +194,13 @@ class Reclaimer:
             return False
         return bool(self._of_tenant(tenant))
 
-    def _unwritten(self, tenant: str) -> int:
-        """Pages that prompts of a tenant's running sequences still need: admissions of the steps before count them."""
+    def _unwritten(self, tenant: str | None = None) -> int:
+        """Pages that prompts of running sequences, of a tenant or of all, still need: admissions of the steps before
+        count them."""
         if not self._sequences.num_prefilling:
             return 0
-        prompts = (s for s in self._of_tenant(tenant) if not s.decoding)
+        running = self._sequences.running.values() if tenant is None else self._of_tenant(tenant)
+        prompts = (s for s in running if not s.decoding)
         return sum(self._cache.write_cost(s.table, s.num_computed, s.total) for s in prompts)
 
     def _exceeds_by(self, tenant: str, cost: int) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from tests.sched.policies.snapshots import line, make_runs
 from weft.cache.runs import NEVER_S, PREFIX, UNUSED, PageRuns
 from weft.sched.policies import NEVER, InterceptPolicy, Load, first_to_give_up, make_policy
-from weft.sched.policies.min_waste import BOOKKEEPING_S, KEPT_S, SOONEST_S
+from weft.sched.policies.min_waste import BOOKKEEPING_S, KEPT_S, SOONEST_S, SPARED_FROM
 from weft.sched.policies.registry import POLICIES
 from weft.sched.policies.wait_samples import ENOUGH
 from weft.sched.policies.waste import RunSizes, swap_waste
@@ -46,7 +46,7 @@ def test_a_ratio_below_one_is_the_papers_decision_to_discard(wait_s: float, disc
     assert (ranks(context(expected_s=NOW + wait_s))[0] < 1) == discards
 
 
-SPARED = {"expected_s": NOW + 5.0, "kind": 2, "kinds": (PREFIX, UNUSED, "tool")}
+SPARED = {"expected_s": NOW + 5.0 / SPARED_FROM, "kind": 2, "kinds": (PREFIX, UNUSED, "tool")}
 """Worth more than what a newcomer gains by it."""
 
 
@@ -55,10 +55,11 @@ def spared(load: Load = LOAD, **columns: Any) -> bool:
     return bool(found)
 
 
-def test_newcomers_wait_for_what_the_paper_preserves() -> None:
+def test_newcomers_wait_for_what_is_worth_more_to_its_session() -> None:
     assert spared()
-    assert not spared(expected_s=NOW + 5.2), "discarding wastes less, by equation 5"
-    assert spared(expected_s=NOW + 5.2, weight=1.0)
+    later = NOW + 5.2 / SPARED_FROM  # a ratio of 1 is at 5.08 s
+    assert not spared(expected_s=later)
+    assert spared(expected_s=later, weight=1.0)
     assert not spared(kind=0) and not spared(kind=1), "nothing waits for it"
     assert not spared(over_share=True)
     assert not spared(LOAD._replace(costs=None)), "a ratio of what was not measured"
@@ -68,7 +69,7 @@ def test_newcomers_wait_for_no_return_of_which_little_is_known() -> None:
     policy, runs = make_policy("min_waste", "learned"), context(since_s=NOW - 1, **SPARED | {"expected_s": nan})
     for count in range(ENOUGH):
         assert not policy.spares(runs, LOAD)[0], count
-        policy.observe("", "tool", 2.0)
+        policy.observe("", "tool", 2.0 / SPARED_FROM)
     assert policy.spares(runs, LOAD)[0]
     assert not make_policy("min_waste", "elapsed").spares(context(**SPARED), LOAD)[0]
 
