@@ -14,7 +14,7 @@ from weft.core.cost.model import CostModel
 AGING_S = 0.2
 WAITING, RUNNING, NEWCOMER = 1, 2, 3
 COSTS = line(per_token_s=0.1)
-"""To compute 100 tokens again takes 10 s, in which they and 50 others wait: as much as to keep them for 10 s or more."""
+"""To compute 100 tokens again takes 10 s, in which they and 50 others wait: as much waste as to keep them for 10 s."""
 
 
 def crowded(

@@ -43,9 +43,10 @@ KEPT_CHANCE = 0.05
 UNUSED_KIND = 1
 """Index of `UNUSED` in the kinds of every snapshot. Those behind it are of runs that something waits for."""
 SPARED_FROM = 0.1
-"""Ratio from which on newcomers do not take a run. Equation 5 would have 1, if what a newcomer does with the memory were
-all work. But its session waits too, and computes for a small part of the time for which it holds KV: that part is what
-the memory is worth to it. A tenth is best in simulated agents and near the best in the mixture of interceptions."""
+"""Ratio from which on newcomers do not take a run. Equation 5 would have 1, if a newcomer did nothing but work with the
+memory. But its session waits too, and computes for a small part of the time for which it holds KV: that part is what
+the memory is worth to it. Of 1, 0.1, 0.05 and 0.02, a tenth is best for simulated agents (jobs), and 0.05 for the
+simulated mixture of interceptions."""
 SOONEST_S = 1e-6
 """A wait that may end at any moment counts as taking so long still."""
 LEAST_CHANCE = 1e-6
