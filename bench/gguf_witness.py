@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import sys
 import tempfile
 from pathlib import Path
@@ -71,12 +72,21 @@ def quantized(source: Path, kind: str, file: Path) -> Path:
     """A GGUF file in another type, written by llama.cpp's own quantizer. Raises `RuntimeError`."""
     import llama_cpp
 
+    llama_cpp.llama_log_set(_silence(), None)  # the callback of the last model has gone with it
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
     params.nthread, params.allow_requantize = THREADS, True
     if llama_cpp.llama_model_quantize(str(source).encode(), str(file).encode(), ctypes.byref(params)):
         raise RuntimeError(f"llama.cpp could not write {file.name}")
     return file
+
+
+@functools.cache
+def _silence() -> Any:
+    """A callback that drops what llama.cpp logs. Kept for as long as the process: llama.cpp calls it by address."""
+    import llama_cpp
+
+    return llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
 def of_llama_cpp(file: Path, texts: list[list[int]]) -> list[F64]:
@@ -130,8 +140,6 @@ def main() -> None:
         import llama_cpp
     except ImportError as error:
         raise SystemExit(f"llama.cpp is not installed ({error}): {INSTALL['llama.cpp']}") from error
-    silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
-    llama_cpp.llama_log_set(silent, None)
     torch.set_num_threads(THREADS)
     texts, types = conversations(args.texts), {}
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
