@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -195,12 +195,12 @@ class Candidates:
             return self.first(now)
         return None
 
-    def num_spared(self, now: float) -> int:
-        """Pages up to the ends of the runs that are spared from newcomers. What several of them share counts for
-        each."""
-        if self.first(now) is None:
+    def num_spared(self, tenant: str, now: float) -> int:
+        """Evictable pages of a tenant's runs that are spared from newcomers, and of the runs before them."""
+        if self.first(now) is None or tenant not in self._tenants:
             return 0
-        return int(self._ints[1, self._bools[_OPEN] & self._bools[_SPARED]].sum())
+        is_spared = self._bools[_OPEN] & self._bools[_SPARED] & (self._ints[4] == self._tenants.number(tenant))
+        return sum(node.num_pages for node in self._up_to(is_spared.nonzero()[0].tolist()))
 
     @property
     def first_place(self) -> RunPlace:
@@ -227,15 +227,20 @@ class Candidates:
         """Evictable pages of the candidates that were passed over in this step and of the runs before them, by
         tenant."""
         found: Counter[str] = Counter()
+        for node in self._up_to(self._passed):
+            if node.copies or not node.is_explicit:
+                found[node.owner] += node.num_pages
+        return found
+
+    def _up_to(self, rows: Iterable[int]) -> Iterator[Node]:
+        """The nodes without locks of candidates, and those before them, each once."""
         seen: set[int] = set()
-        for row in self._passed:
+        for row in rows:
             node = self._nodes[row]
             while node is not None and node.parent is not None and not node.locks and node.node_id not in seen:
                 seen.add(node.node_id)
-                if node.copies or not node.is_explicit:
-                    found[node.owner] += node.num_pages
+                yield node
                 node = node.parent
-        return found
 
     def keep_place(self, node: Node, place: RunPlace) -> None:
         """A candidate that has just been entered is what is left of one of which this was said, or was part of it: it

@@ -104,7 +104,10 @@ class Reclaimer:
             missing = needed - self._cache.num_available
             if missing > 0 and self._interception.park_idle(now):
                 continue
-            if needed > num_free and not is_alone and self._waits_for_spared(sequence, needed, now):
+            spared = 0 if needed <= num_free or is_alone else self._missing_but_spared(sequence, needed, now)
+            if spared > 0:
+                if self._reclaim("admit", spared, sequence, now):
+                    continue
                 self.is_short = True
                 return "spared"
             if needed > num_free and tiers.shares.is_shared:
@@ -171,17 +174,20 @@ class Reclaimer:
                 return False
         return True
 
-    def _waits_for_spared(self, sequence: Sequence, needed: int, now: float) -> bool:
-        """Whether a newcomer without pages waits because `needed` pages would take spared ones, as it does for
-        `aging_s` at most. The newcomers of a tenant wait one after the other."""
+    def _missing_but_spared(self, sequence: Sequence, needed: int, now: float) -> int:
+        """How many of `needed` pages a newcomer without pages lacks that does not take spared ones of its tenant; 0 or
+        less: none, or it has waited for them for `aging_s`, by which a more urgent priority counts as having come
+        earlier. The newcomers of a tenant wait one after the other."""
         place, tiers = sequence.place, self._cache.tiers
-        if place.is_return or place.was_admitted or sequence.table.pages:
-            return False
-        num_spared = tiers.candidates.num_spared(now)
-        if not num_spared or needed + self._unwritten() <= tiers.num_available - num_spared:
-            return False
+        if place.num_known or place.was_admitted or sequence.table.pages:
+            return 0
+        num_spared = tiers.candidates.num_spared(sequence.tenant, now)
+        missing = needed + self._unwritten() - (tiers.num_available - num_spared)
+        if not num_spared or missing <= 0:
+            return 0
         place.held_since_s = min(place.held_since_s, now)
-        return now - place.held_since_s < self._aging_s
+        bound_s = self._aging_s * (1 + min(sequence.priority, 0))
+        return missing if now - place.held_since_s < bound_s else 0
 
     def _of_tenant(self, tenant: str) -> list[Sequence]:
         return [sequence for sequence in self._sequences.running.values() if sequence.tenant == tenant]

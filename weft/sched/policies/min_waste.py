@@ -104,11 +104,11 @@ class MinWastePolicy:
 
     def spares(self, runs: PageRuns, load: Load) -> Bool:
         """[n] where something waits for the run, enough waits of its kind are known, and the ratio is `SPARED_FROM` at
-        least. None without a cost profile, since a ratio of unmeasured times says nothing, and none of tenants over
-        their fair share."""
+        least. None without a cost profile, since a ratio of unmeasured times says nothing, none of tenants over their
+        fair share, and no explicit pages, which newcomers get only where they move."""
         if load.costs is None:
             return np.zeros(len(runs.since_s), np.bool_)
-        is_awaited = (runs.kind > UNUSED_KIND) & ~runs.over_share
+        is_awaited = (runs.kind > UNUSED_KIND) & ~runs.over_share & ~runs.explicit
         return is_awaited & self.estimator.is_known(runs, load.now) & (self._ratio(runs, load) >= SPARED_FROM)
 
     def copy_value(self, runs: PageRuns, load: Load) -> F64:
