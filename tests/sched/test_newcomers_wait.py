@@ -10,6 +10,7 @@ from tests.sched.policies.snapshots import line
 from tests.sched.stepping import Stepped
 from weft.core import wire
 from weft.core.cost.model import CostModel
+from weft.sched.sequence import ReturnOrder
 
 AGING_S = 0.2
 WAITING, RUNNING, NEWCOMER = 1, 2, 3
@@ -18,11 +19,19 @@ COSTS = line(per_token_s=0.1)
 
 
 def crowded(
-    *, expected_in_s: float, costs: CostModel | None = COSTS, policy: str = "min_waste", limit: int = 2
+    *,
+    expected_in_s: float = 5.0,
+    costs: CostModel | None = COSTS,
+    policy: str = "min_waste",
+    recomputed: int = 1000,
+    limit: int = 2,
+    tenant: str = "",
+    priority: int = 0,
+    return_order: ReturnOrder = "fair",
 ) -> Stepped:
-    """One sequence waits for a tool and has half of the pages, one generates, and a newcomer, which is to generate
-    `limit` tokens, has too few pages left."""
-    stepped = Stepped(num_pages=24, policy=policy, costs=costs, aging_s=AGING_S)
+    """One sequence waits for a tool and has half of the pages, one generates, and a newcomer of a tenant and priority,
+    which is to generate `limit` tokens, has too few pages left. So many tokens have just been computed again."""
+    stepped = Stepped(num_pages=24, policy=policy, costs=costs, aging_s=AGING_S, return_order=return_order)
     stepped.open(WAITING, list(range(100, 196)))
     stepped.generate(WAITING, 4)
     stepped.run()
@@ -31,7 +40,8 @@ def crowded(
     stepped.generate(RUNNING, 40)
     for _ in range(3):
         stepped.turn()
-    stepped.open(NEWCOMER, list(range(300, 364)))
+    stepped.scheduler._state.interception.recomputed.note(recomputed, stepped.now)
+    stepped.open(NEWCOMER, list(range(300, 364)), tenant=tenant, priority=priority)
     stepped.generate(NEWCOMER, limit)
     return stepped
 
@@ -52,7 +62,7 @@ def starts(stepped: Stepped) -> int:
 
 
 def test_it_waits_while_others_run_for_aging_s_at_most() -> None:
-    stepped = crowded(expected_in_s=5.0)
+    stepped = crowded()
     num_steps = starts(stepped)
     assert num_steps == pytest.approx(AGING_S / 0.01, abs=2)
     assert stepped.sequence(RUNNING).has_work, "it still generates"
@@ -61,14 +71,15 @@ def test_it_waits_while_others_run_for_aging_s_at_most() -> None:
 
 
 def test_it_starts_as_soon_as_nothing_runs() -> None:
-    stepped = crowded(expected_in_s=5.0)
+    stepped = crowded()
     stepped.say(wire.Cancel(seq=RUNNING))
     assert starts(stepped) <= 3
     stepped.finish()
 
 
-def test_a_return_does_not_wait_behind_it() -> None:
-    stepped = crowded(expected_in_s=5.0)
+@pytest.mark.parametrize("return_order", ["fair", "arrival", "last"])
+def test_a_return_does_not_wait_behind_it(return_order: ReturnOrder) -> None:
+    stepped = crowded(return_order=return_order)
     stepped.turn()
     assert not stepped.sequence(NEWCOMER).num_computed
     stepped.append(WAITING, [7] * 4)
@@ -82,10 +93,20 @@ def test_a_return_does_not_wait_behind_it() -> None:
     "crowd",
     [
         {"expected_in_s": 500.0},
-        {"expected_in_s": 5.0, "costs": None},
-        {"expected_in_s": 5.0, "policy": "lru"},
+        {"costs": None},
+        {"policy": "lru"},
+        {"recomputed": 5},
+        {"tenant": "another"},
+        {"priority": -1},
     ],
-    ids=["the wait is long", "nothing was profiled", "the policy spares nothing"],
+    ids=[
+        "the wait is long",
+        "nothing was profiled",
+        "the policy spares nothing",
+        "little is computed again",
+        "the KV is of another tenant",
+        "its priority is worth aging_s",
+    ],
 )
 def test_it_starts_at_once_where(crowd: dict[str, object]) -> None:
     stepped = crowded(**crowd)  # type: ignore[arg-type]
@@ -95,10 +116,31 @@ def test_it_starts_at_once_where(crowd: dict[str, object]) -> None:
 
 def test_the_next_newcomer_waits_as_long_again() -> None:
     """Were all of them let in that have waited for long, overload would give up all KV that waits."""
-    stepped = crowded(expected_in_s=5.0, limit=30)
+    stepped = crowded(limit=30)
     stepped.open(NEWCOMER + 1, list(range(400, 424)))
     second = stepped.sequence(NEWCOMER + 1)
     num_steps = starts(stepped) + steps_until(stepped, lambda: second.num_computed > 0)
     assert num_steps == pytest.approx(2 * AGING_S / 0.01, abs=4)
     assert stepped.sequence(NEWCOMER).has_work
+    stepped.finish()
+
+
+@pytest.mark.parametrize("return_order", ["fair", "arrival", "last"])
+def test_a_return_takes_what_newcomers_are_held_for(return_order: ReturnOrder) -> None:
+    """Its session has begun: to wait would keep it open for longer."""
+    returning = 4
+    stepped = Stepped(num_pages=24, policy="min_waste", costs=COSTS, aging_s=AGING_S, return_order=return_order)
+    for seq, num_tokens, expected_in_s in ((returning, 48, 500.0), (WAITING, 96, 5.0)):
+        stepped.open(seq, list(range(100 * seq, 100 * seq + num_tokens)))
+        stepped.generate(seq, 4)
+        stepped.run()
+        stepped.say(wire.Expect(seq=seq, kind="tool", expected_in_s=expected_in_s))
+    stepped.open(RUNNING, list(range(200, 264)))
+    stepped.generate(RUNNING, 60)
+    steps_until(stepped, lambda: stepped.pages(returning)[0] <= 2)
+    stepped.scheduler._state.interception.recomputed.note(1000, stepped.now)
+    stepped.append(returning, [9] * 4)
+    stepped.generate(returning, 2)
+    assert steps_until(stepped, lambda: stepped.sequence(returning).num_computed > 48) <= 5
+    assert stepped.sequence(RUNNING).has_work
     stepped.finish()

@@ -30,6 +30,7 @@ from weft.core.wire import Expect, Release
 from weft.sched.config import SchedulerConfig
 from weft.sched.finished_turns import FinishedTurns
 from weft.sched.policies.runs import START, InterceptPolicy, Load
+from weft.sched.recompute_share import RecomputeShare
 from weft.sched.sequence import AppendOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 from weft.sched.wait_log import Found, WaitLog
@@ -92,6 +93,7 @@ class Interception:
         """Pages that the step being built may move in all."""
         self._load: Load | None = None
         """Of the step being built; None: not asked for yet."""
+        self.recomputed = RecomputeShare(costs)
         self.waits = WaitLog()
         self.explicit: ExplicitPages | None = None
         """Those of programs that wait; None: no program has any."""

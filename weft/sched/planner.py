@@ -79,6 +79,8 @@ class StepPlanner:
         self._interception.end_step(now)
         if self._services.is_active:
             self._services.end_step(builder.in_flight)
+        if builder.in_flight.recomputed_tokens:
+            self._interception.recomputed.note(builder.in_flight.recomputed_tokens, now)
         if self._reclaimer.is_short:
             builder.in_flight.waits_for_pages = True
             builder.in_flight.intercepted_tokens = self._interception.tokens_on_device()

@@ -11,8 +11,8 @@ sequences for those that it runs, and those that it runs for the first of them i
 tenants that use more than theirs are preempted. The only running sequence of a tenant gets what is kept where nothing
 else is left, so every sequence comes to its turn.
 
-A newcomer, whose session has no KV yet, takes no KV that the interception policy *spares* while other sequences run.
-Otherwise overload gives up all KV that waits, however soon it is needed, and the device computes it again.
+In overload a newcomer, whose session has no KV yet, takes no KV of its tenant that the interception policy *spares* while
+other sequences run. Otherwise all KV that waits is given up, however soon it is needed, and the device computes it again.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ from weft.sched.sequence_table import SequenceTable
 Room = Literal["enough", "none", "beyond_share", "spared"]
 """Whether there is room for a sequence; if not, there may be for sequences of other tenants: `beyond_share`, for those
 that stay within their share; `spared`, for those that have begun."""
+
+
+THRASHING = 0.1
+"""Part of the recent time that goes into recomputation, from which on newcomers wait for spared KV. Below, a device is
+full but keeps up, and making newcomers wait would only delay them."""
 
 
 class Reclaimer:
@@ -180,6 +185,8 @@ class Reclaimer:
         earlier. The newcomers of a tenant wait one after the other."""
         place, tiers = sequence.place, self._cache.tiers
         if place.num_known or place.was_admitted or sequence.table.pages:
+            return 0
+        if self._interception.recomputed.at(now) < THRASHING:
             return 0
         num_spared = tiers.candidates.num_spared(sequence.tenant, now)
         missing = needed + self._unwritten() - (tiers.num_available - num_spared)
