@@ -1,6 +1,6 @@
 """Is a GGUF file read as llama.cpp reads it? The embedded model, quantized by llama.cpp, on held-out conversations.
 
-    python -m bench.gguf_witness --packages DIR [--types Q8_0 Q4_0 Q4_K_M Q5_K_M Q6_K] [--texts 50] [--json FILE]
+    python -m bench.gguf_witness --packages DIR [--types Q8_0 Q4_0 Q4_K_M Q5_K_M Q6_K] [--texts 10] [--json FILE]
 
 After every token of each conversation both say which token is the likeliest; KV is in float32. Two comparisons for each
 type:
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import functools
 import sys
 import tempfile
 from pathlib import Path
@@ -30,7 +29,7 @@ from tokenizers import Tokenizer
 
 from bench.peers import INSTALL
 from bench.peers.gguf_checkpoint import gguf_file
-from bench.peers.llama_cpp_batch import LlamaCpp
+from bench.peers.llama_cpp_batch import LlamaCpp, silence
 from bench.quantization import next_token_logprobs
 from training.weft_tiny.data import KINDS, held_out
 from training.weft_tiny.render import render
@@ -72,21 +71,13 @@ def quantized(source: Path, kind: str, file: Path) -> Path:
     """A GGUF file in another type, written by llama.cpp's own quantizer. Raises `RuntimeError`."""
     import llama_cpp
 
-    llama_cpp.llama_log_set(_silence(), None)  # the callback of the last model has gone with it
+    silence()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
     params.nthread, params.allow_requantize = THREADS, True
     if llama_cpp.llama_model_quantize(str(source).encode(), str(file).encode(), ctypes.byref(params)):
         raise RuntimeError(f"llama.cpp could not write {file.name}")
     return file
-
-
-@functools.cache
-def _silence() -> Any:
-    """A callback that drops what llama.cpp logs. Kept for as long as the process: llama.cpp calls it by address."""
-    import llama_cpp
-
-    return llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
 def of_llama_cpp(file: Path, texts: list[list[int]]) -> list[F64]:

@@ -6,6 +6,7 @@ of repacked weights while it loads is kept (`instructions`), with the instructio
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,21 @@ MOST_LINES = 20
 """Of what is kept of its log."""
 GGML_TYPE_BF16 = 30
 """ggml's number for bfloat16, which the Python package does not export."""
+
+
+@functools.cache
+def _no_log() -> Any:
+    """Drops what llama.cpp logs. Kept as long as the process, because llama.cpp calls it by address."""
+    import llama_cpp
+
+    return llama_cpp.llama_log_callback(lambda level, text, data: None)
+
+
+def silence() -> None:
+    """Drop what llama.cpp logs, until a model hears it."""
+    import llama_cpp
+
+    llama_cpp.llama_log_set(_no_log(), None)
 
 
 class LlamaCpp:
@@ -83,6 +99,7 @@ class LlamaCpp:
         self._api.llama_batch_free(self._batch)
         self._api.llama_free(self._context)
         self._api.llama_model_free(self._model)
+        silence()  # the callback goes with this object
 
     def logits(self, tokens: list[int]) -> F32:
         """[tokens, vocabulary]: logits after each of at most `BATCH_TOKENS` tokens of one sequence."""
