@@ -11,8 +11,9 @@ sequences for those that it runs, and those that it runs for the first of them i
 tenants that use more than theirs are preempted. The only running sequence of a tenant gets what is kept where nothing
 else is left, so every sequence comes to its turn.
 
-In overload a newcomer, whose session has no KV yet, takes no KV of its tenant that the interception policy *spares* while
-other sequences run. Otherwise all KV that waits is given up, however soon it is needed, and the device computes it again.
+In overload a newcomer, whose session has no KV yet, takes no KV of its tenant that the interception policy *spares*, as
+long as other sequences run. Otherwise all KV that waits is given up, however soon it is needed, and the device computes
+it again.
 """
 
 from __future__ import annotations
