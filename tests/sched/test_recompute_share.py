@@ -13,9 +13,9 @@ from weft.sched.recompute_share import HORIZON_S, RecomputeShare
 def test_a_steady_share_is_found() -> None:
     # Every second 250 tokens of 1 ms each: a quarter of the time.
     share = RecomputeShare(line(per_token_s=0.001))
-    for now in range(200):
+    for now in range(400):
         share.note(250, float(now))
-    assert share.at(199.0) == pytest.approx(0.25, rel=0.06)
+    assert share.at(399.0) == pytest.approx(0.25, rel=0.02)
 
 
 def test_it_is_forgotten() -> None:
