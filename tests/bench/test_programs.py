@@ -8,9 +8,9 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,6 +22,8 @@ from bench.programs.calling import STEPS, Prompt
 from bench.programs.packing import source_of
 from bench.programs.served import Peer, Served, Tools, served
 from bench.programs.windows import KINDS
+
+T = TypeVar("T")
 
 SMALL = {
     "react": {"prompt": 20, "rounds": 2, "action": 3, "result": 4, "answer": 2},
@@ -49,8 +51,27 @@ async def small_server(trusted: bool = True) -> AsyncIterator[Served]:
         yield server
 
 
-def run(body: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(body, 60))
+class Runner:
+    """One event loop for all tests of the module, because their server's connections belong to it."""
+
+    def __init__(self, runner: asyncio.Runner):
+        self._runner = runner
+
+    def __call__(self, body: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(asyncio.wait_for(body, 60))
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Runner]:
+    with asyncio.Runner() as runner:
+        yield Runner(runner)
+
+
+@pytest.fixture(scope="module")
+def server(run: Runner) -> Iterator[Served]:
+    context = small_server()
+    yield run(context.__aenter__())
+    run(context.__aexit__(None, None, None))
 
 
 class CountingText:
@@ -139,20 +160,21 @@ def test_programs_do_not_import_the_benchmark() -> None:
         assert "from bench" not in source
 
 
-def test_both_sides_compute_the_same_numbers_of_tokens() -> None:
+def test_both_sides_compute_the_same_numbers_of_tokens(run: Runner, server: Served) -> None:
+    before = server.tools.num_requests
+
     async def body() -> None:
-        async with small_server() as server:
-            for name in APPLICATIONS:
-                count, notes = await as_program(server, name, SMALL[name], 1)
-                assert count == await as_client(server, name, SMALL[name], 1), name
-                assert count.generated > 0
-                assert ("passes" in notes) == (name == "lookup")
-            assert server.tools.num_requests == 2 * SMALL["react"]["rounds"]
+        for name in APPLICATIONS:
+            count, notes = await as_program(server, name, SMALL[name], 1)
+            assert count == await as_client(server, name, SMALL[name], 1), name
+            assert count.generated > 0
+            assert ("passes" in notes) == (name == "lookup")
+        assert server.tools.num_requests == before + 2 * SMALL["react"]["rounds"]
 
     run(body())
 
 
-def test_applications_are_compared_in_the_sandbox(capsys: pytest.CaptureFixture[str]) -> None:
+def test_applications_are_compared_in_the_sandbox(run: Runner, capsys: pytest.CaptureFixture[str]) -> None:
     async def body() -> None:
         async with small_server(trusted=False) as server:
             result = await compare(server, "prefix", SMALL["prefix"], 2, 1)
@@ -165,24 +187,22 @@ def test_applications_are_compared_in_the_sandbox(capsys: pytest.CaptureFixture[
     assert "48+4" in capsys.readouterr().out
 
 
-def test_sides_that_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sides_that_differ_are_not_compared(run: Runner, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     async def more(server: Served, name: str, shape: dict[str, int], seed: int) -> tuple[Any, dict[str, Any]]:
         count, notes = await as_program(server, name, {**shape, "answer": shape["answer"] + 1}, seed)
         return count, notes
 
     async def body() -> None:
         monkeypatch.setattr("bench.programs.apps.as_program", more)
-        async with small_server() as server:
-            with pytest.raises(RuntimeError, match="different numbers of tokens"):
-                await compare(server, "react", SMALL["react"], 1, 1)
+        with pytest.raises(RuntimeError, match="different numbers of tokens"):
+            await compare(server, "react", SMALL["react"], 1, 1)
 
     run(body())
 
 
-def test_every_step_of_the_function_calling_agent_makes_all_its_calls() -> None:
+def test_every_step_of_the_function_calling_agent_makes_all_its_calls(run: Runner, server: Served) -> None:
     async def body() -> None:
-        async with small_server() as server:
-            times, notes = await functions.measure(server, CALLING, 2, 1)
+        times, notes = await functions.measure(server, CALLING, 2, 1)
         assert list(times) == [functions.CLIENT, *STEPS]
         assert all(note["generated"] == 8 for note in notes.values())
         # 16 + 32 + 32 + 8 + 2 * (4 + 3) tokens; the specification that is used once has two pages.
@@ -200,19 +220,17 @@ def test_a_prompt_has_what_all_agents_share_and_what_they_do_not() -> None:
     assert len(one.tokens()) == 16 + 32 + 32 + 8
 
 
-def test_windows_hold_fewer_pages() -> None:
+def test_windows_hold_fewer_pages(run: Runner, server: Served) -> None:
     lengths = Lengths(prompt=8, tokens=120, window=32, sinks=4)
 
     async def body() -> None:
-        async with small_server() as server:
-            pages = {kind: (await once(server, kind, lengths, 1, 1))[1] for kind in KINDS}
+        pages = {kind: (await once(server, kind, lengths, 1, 1))[1] for kind in KINDS}
         assert pages == {"generate": 8, "full": 8, "window": 3, "sink": 4}
 
     run(body())
 
 
-def test_launches_are_acknowledged_and_leave_nothing() -> None:
-
+def test_launches_are_acknowledged_and_leave_nothing(run: Runner) -> None:
     async def body() -> None:
         for kind in launch.kinds():
             seconds, singles = await launch.bursts(kind, launch.Sizes(burst=3, singles=2), 1)
@@ -233,7 +251,7 @@ def test_a_section_that_nobody_knows_is_refused() -> None:
     assert "no such section: lunch; there are costs" in ran.stderr
 
 
-def test_clients_can_ask_another_server() -> None:
+def test_clients_can_ask_another_server(run: Runner) -> None:
     asked: list[dict[str, Any]] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -242,7 +242,7 @@ class Clients:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("size", sorted(SIZES))
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_no_policy_and_no_residency_shows_in_the_tokens(policy: str, size: str, overlap: bool) -> None:
     driver = Driver(
         3, overlap=overlap, page_size=8, max_context=256, num_slots=6, intercept=make_policy(policy), **SIZES[size]

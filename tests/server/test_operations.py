@@ -30,7 +30,7 @@ from weft.core.wire import EngineStats, Envelope, HistogramSnapshot, TraceSpan
 from weft.endpoints.fields import ADVISORY, REFUSED
 from weft.server.logs import JsonFormatter, TextFormatter
 from weft.server.openapi import OPERATIONS, openapi
-from weft.server.run import check_tls
+from weft.server.start import check_tls
 from weft.version import __version__
 
 

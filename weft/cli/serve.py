@@ -110,7 +110,7 @@ def _shared(settings: Settings, count: int) -> Settings:
 
 def run(configs: list[Config]) -> None:
     """Serve until a signal. Raises `WeftError` if an engine cannot start."""
-    from weft.server.run import serve as serve_models
+    from weft.server.start import serve as serve_models
 
     _check_address(configs[0].server.host, configs[0].server.port)
     serve_models(configs, lambda model: loading_progress(model, alone=len(configs) == 1))

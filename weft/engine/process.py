@@ -19,8 +19,8 @@ import zmq
 from weft.abi.errors import EngineDead, WeftError
 from weft.children.entry import call_when_stdin_closes
 from weft.children.progress import made_progress
-from weft.config import EngineConfig
 from weft.core.wire import Command, Envelope, Event, Failed, Loading, decode_commands, encode_envelope
+from weft.engine.launch import LaunchArgs
 from weft.engine.loop import EngineLoop
 
 EXIT_LOAD_FAILED = 3
@@ -29,14 +29,6 @@ _COARSE_S, _FINE_S = 0.002, 0.00003
 """The shortest wait that zmq is used for, and the pause between looks in shorter ones."""
 
 _log = logging.getLogger("weft.engine")
-
-
-class LaunchArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The line that the parent writes to stdin."""
-
-    config: EngineConfig
-    trace: bool = False
-    log_level: str = "warning"
 
 
 class ZmqMailbox:

@@ -18,7 +18,7 @@ from weft.children.supervisor import ChildSettings, ChildSupervisor
 from weft.config import EngineConfig
 from weft.core.wire import Command, EngineInfo, EngineStats, Envelope, Failed, Hello, Loading, Welcome
 from weft.engine.connection import Connection
-from weft.engine.process import LaunchArgs
+from weft.engine.launch import LaunchArgs
 from weft.engine.request_tracker import TrackingClient
 from weft.worker.memory import usable_cores
 from weft.worker.sizing import kernel_environment, kernel_threads
@@ -29,8 +29,8 @@ _log = logging.getLogger("weft.engine")
 
 
 class ProcessEngine(TrackingClient):
-    """Implements `weft.engine.client.EngineClient`, and `weft.children.supervisor.ChildOwner`. `wait_ready` starts the
-    process."""
+    """Implements `weft.engine.client.EngineClient`, and `weft.children.supervisor.ChildOwner`. `start` or
+    `wait_ready` starts the process."""
 
     def __init__(
         self,
@@ -73,15 +73,16 @@ class ProcessEngine(TrackingClient):
         """Where the engine listens, for further clients (`weft.engine.attached`); None while it is not ready."""
         return self.child.address if self.ready else None
 
+    def start(self) -> None:
+        """Start the process, once. Call it on the event loop. Raises what `ChildSupervisor.start` raises."""
+        self._loading()
+
     async def wait_ready(self) -> EngineInfo:
         """Start the process, and wait until it has loaded its model; after its death, until its successor has.
 
-        Raises what the first loading and `ChildSupervisor.start` raised, and `EngineDead` once the engine is closed.
+        Raises what the first loading and `start` raised, and `EngineDead` once the engine is closed.
         """
-        if self._started is None:
-            self.child.start()
-            self._started = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._started)
+        await asyncio.shield(self._loading())
         return await self._requests.until_ready()
 
     async def close(self) -> None:
@@ -121,6 +122,12 @@ class ProcessEngine(TrackingClient):
         return True
 
     # ---- inside
+
+    def _loading(self) -> asyncio.Future[None]:
+        if self._started is None:
+            self.child.start()
+            self._started = asyncio.get_running_loop().create_future()
+        return self._started
 
     def _give_up(self, error: WeftError) -> None:
         self._requests.close(error)

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from weft.config import ServerConfig
 from weft.server.auth import AuthMiddleware, parse_keys
 from weft.server.limits import AdmissionMiddleware
-from weft.server.logs import RequestMiddleware
 from weft.server.origins import HostMiddleware
+from weft.server.request_log import RequestMiddleware
 from weft.server.routes import (
     documentation,
     endpoints,

@@ -1,4 +1,4 @@
-"""`serve`: the process of the HTTP server, from its configuration to its last request.
+"""The server of a process: what answers requests, from its engines to its last request.
 
 Owns signals and the order of the shutdown: after SIGTERM or SIGINT, `/ready` and new requests get 503 while the port
 stays open, running requests have `drain_s` to finish and are then interrupted, and engines are closed. A second signal
@@ -11,21 +11,20 @@ import asyncio
 import logging
 import math
 import socket
-import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from weft.abi.errors import ConfigError
+from weft.abi.errors import WeftError
 from weft.config import Config, EngineConfig, ServerConfig
 from weft.endpoints.models import ServedModel
-from weft.engine.supervisor import ProcessEngine, Progress
+from weft.engine.supervisor import ProcessEngine
 from weft.hub import file_stamp, find_model
 from weft.server.app import App, create_app
 from weft.server.connections import Connections, StalledConnections, max_connections
-from weft.server.logs import configure_logging
 from weft.server.programs import data_folder, process_programs
 from weft.server.protocol import HttpConfig
 from weft.server.state import Service
@@ -36,8 +35,6 @@ from weft.workflow.service.service import WorkflowService
 if TYPE_CHECKING:
     from uvicorn.server import Protocols
 
-ProgressOf = Callable[[str], Progress | None]
-
 logger = logging.getLogger("weft.server")
 
 LOOKS = 4
@@ -47,68 +44,53 @@ CLOSE_S = 5
 REPEATED_SIGNAL_S = 0.5
 """Signals within this time count as one: `timeout` signals its child and then the child's process group."""
 
-
-def serve(configs: Sequence[Config], progress: ProgressOf | None = None) -> None:
-    """Serve one model per configuration until a signal. The first configuration has the server's settings.
-
-    `progress(model)` returns the callback for the progress of loading a model. Raises `ConfigError` or
-    `ModelLoadError` if an engine cannot start.
-    """
-    shared = configs[0].server
-    configure_logging(shared)
-    check_tls(shared)
-    engines = [config.engine for config in configs]
-    database = Database(data_folder(configs[0].programs))
-    service = Service(
-        shared,
-        [load_model(config, progress) for config in configs],
-        programs=lambda models: process_programs(models, shared, configs[0].programs, engines, database),
-        workflows=lambda models: WorkflowService(models, configs[0].workflows, database),
-    )
-    server = Server(create_app(shared, service), shared)
-    server.run()
-    if service.failure is not None:
-        raise service.failure
+Assemble = Callable[[Sequence[Sequence[ProcessEngine]]], "Server"]
+"""Makes the server of models, each with its engines. Call it on the event loop."""
 
 
-def load_model(config: Config, progress: ProgressOf | None = None) -> ServedModel:
-    """The engine processes and the tokenizer of a configuration. Raises `ModelLoadError` for a tokenizer's files."""
-    engine, server = config.engine, config.server
-    tokenizer = load_tokenizer(
-        engine.model, engine.revision, engine.offline, generation_config=engine.generation_config == "auto"
-    )
-    report = progress(engine.model) if progress is not None else None
-    processes = [
-        ProcessEngine(engine, progress=progress, trace=server.trace, log_level=server.log_level)
-        for progress in (report, *[None] * (server.replicas - 1))
+def prepare(configs: Sequence[Config]) -> Assemble:
+    """Load the tokenizers of models, on any thread; what is returned makes the server of their engines. Raises
+    `ModelLoadError` for a tokenizer's files."""
+    tokenizers = [
+        load_tokenizer(
+            config.engine.model,
+            config.engine.revision,
+            config.engine.offline,
+            generation_config=config.engine.generation_config == "auto",
+        )
+        for config in configs
     ]
-    return ServedModel(
-        server.served_model_name or [engine.model],
-        processes[0],
-        tokenizer,
-        root=engine.model,
-        stamp=lambda: weights_stamp(engine),
-        more_engines=processes[1:],
-    )
+    shared, programs, workflows = configs[0].server, configs[0].programs, configs[0].workflows
+
+    def assemble(engines: Sequence[Sequence[ProcessEngine]]) -> Server:
+        database = Database(data_folder(programs))
+        served = [
+            ServedModel(
+                config.server.served_model_name or [config.engine.model],
+                first,
+                tokenizer,
+                root=config.engine.model,
+                stamp=partial(weights_stamp, config.engine),
+                more_engines=more,
+            )
+            for config, tokenizer, (first, *more) in zip(configs, tokenizers, engines, strict=True)
+        ]
+        settings = [config.engine for config in configs]
+        service = Service(
+            shared,
+            served,
+            programs=lambda models: process_programs(models, shared, programs, settings, database),
+            workflows=lambda models: WorkflowService(models, workflows, database),
+        )
+        return Server(create_app(shared, service), shared)
+
+    return assemble
 
 
 def weights_stamp(engine: EngineConfig) -> str:
     """What tells the weights of an engine from others. Raises `ModelLoadError` where they are gone."""
     path = find_model(engine.model, engine.revision, files=(), offline=True)
     return f"{file_stamp(path)} {engine.quantization}"
-
-
-def check_tls(config: ServerConfig) -> None:
-    """Raise `ConfigError` for unusable certificate files."""
-    cert, key = config.ssl_certfile, config.ssl_keyfile
-    if cert is None and key is None:
-        return
-    if cert is None:
-        raise ConfigError("ssl_keyfile is set without ssl_certfile; set both, or neither to serve plain HTTP")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"ssl_certfile {cert} and ssl_keyfile {key} cannot be used: {error}") from error
 
 
 class Server(uvicorn.Server):
@@ -124,6 +106,11 @@ class Server(uvicorn.Server):
         self._signalled_s = -math.inf
         self._send_timeout_s = config.send_timeout_s
         self._stalled: StalledConnections[Protocols] = StalledConnections(config.send_timeout_s)
+
+    @property
+    def failure(self) -> WeftError | None:
+        """Why it could not serve."""
+        return self._service.failure
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the port and report the address."""
