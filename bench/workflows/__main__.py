@@ -59,7 +59,7 @@ from weft.tokenizers.load import load_tokenizer
 from weft.worker.build import step_tokens
 from weft.worker.memory import usable_cores
 from weft.worker.sizing import kernel_threads
-from weft.workflow.api import RunOptions
+from weft.workflow.targets import RunOptions
 
 POOLS = {"small": 1 / 3, "large": 1.25}
 """Pool -> its tokens over those of the trie. Copies of partial pages and pages of running calls need a margin."""

@@ -22,9 +22,9 @@ from weft.cli.workflow_flags import Deadline, PinnedPart, Planned, Wanted, plann
 from weft.cli.workflow_runs import PREFIX, cancel, client_of, explain_served, list_runs, results, resume, show_run
 
 if TYPE_CHECKING:
-    from weft.workflow.api import RunTarget
     from weft.workflow.frontend.workflow import Workflow
     from weft.workflow.run.results import RunResults
+    from weft.workflow.targets import RunTarget
 
 HELP = """Run workflows: many calls of models that are known in advance.
 

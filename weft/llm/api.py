@@ -50,7 +50,7 @@ from weft.tokenizers.load import load_tokenizer
 from weft.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from weft.workflow.api import WorkflowHost
+    from weft.workflow.targets import WorkflowHost
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -149,8 +149,8 @@ class LLM:
     def workflow_host(self) -> WorkflowHost:
         """Where the workflows that are given this object as `on` run: on its model and its event loop."""
         # Workflows need a database and an HTTP client, whose imports would take a fifth of the time to a first token.
-        from weft.workflow.api import WorkflowHost
         from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
+        from weft.workflow.targets import WorkflowHost
 
         return WorkflowHost(
             self._thread,

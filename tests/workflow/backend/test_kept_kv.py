@@ -16,6 +16,7 @@ from weft.cache.retention import Retention
 from weft.engine.inline import InlineEngine
 from weft.llm import LLM
 from weft.workflow import api
+from weft.workflow.run.driver import Concurrency
 from weft.workflow.run.results import RowResult
 
 OPTIONS: dict[str, Any] = {"threads": 1, "dtype": "float64", "max_context": 320, "page_size": 8}
@@ -143,7 +144,7 @@ def test_a_conversation_that_will_go_on_outlives_what_will_not(small: LLM) -> No
 
 
 def one_at_a_time() -> Any:
-    return api.Concurrency(calls=1)
+    return Concurrency(calls=1)
 
 
 async def reset(llm: LLM) -> None:

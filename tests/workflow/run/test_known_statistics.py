@@ -13,7 +13,7 @@ from tests.workflow.shapes import Json, body, graph, llm, loop, pick, switch
 from weft.abi.errors import StorageFailed
 from weft.store.database import Database
 from weft.store.statistics import StatisticsTable
-from weft.workflow import api
+from weft.workflow import api, targets
 from weft.workflow.graph import canonical, graph_from_dict
 from weft.workflow.run.known_statistics import KnownStatistics, with_given
 
@@ -100,7 +100,7 @@ def test_the_next_run_with_the_same_folder_needs_no_sample(tmp_path: Path) -> No
     plans = []
     for number in range(2):
         given = [{"q": f"{number} {row['q']}"} for row in rows]
-        options: api.RunOptions = {"cache": tmp_path}
+        options: targets.RunOptions = {"cache": tmp_path}
         run = api.GraphRun(raw, given, "", options)
 
         async def collected(run: api.GraphRun = run) -> int:

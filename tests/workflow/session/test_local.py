@@ -13,7 +13,6 @@ import weft
 from weft import ops
 from weft.abi.errors import EngineDead, NotSettable, NoValue, Unsupported
 from weft.loop_thread import LoopThread
-from weft.workflow.api import WorkflowHost
 from weft.workflow.frontend.trace import FlowError
 from weft.workflow.frontend.variable import NeedsValueError
 from weft.workflow.graph import InvalidGraph
@@ -24,6 +23,7 @@ from weft.workflow.run.driver import RunServices
 from weft.workflow.run.instructions import RunLimits
 from weft.workflow.run.value_errors import NodeFailed
 from weft.workflow.session.run import SessionRun
+from weft.workflow.targets import WorkflowHost
 
 
 class HeldBackend:

@@ -11,7 +11,7 @@ from weft.workflow.graph.json import graph_from_dict, graph_from_json, graph_to_
 from weft.workflow.graph.nodes import WorkflowGraph
 
 if TYPE_CHECKING:
-    from weft.workflow import api
+    from weft.workflow import api, targets
     from weft.workflow.explain.report import Explanation
     from weft.workflow.run.backend import ModelBackend
     from weft.workflow.run.feed import RunNews
@@ -23,7 +23,7 @@ class Workflow:
 
     `on` is a `weft.LLM`, the address of a server with OpenAI's API, or a `weft.client.Client`: then the graph runs on
     that server, and functions of Python in this process. `options` are those of
-    `weft.workflow.api.RunOptions`.
+    `weft.workflow.targets.RunOptions`.
     """
 
     def __init__(self, graph: WorkflowGraph, functions: Mapping[str, Callable[..., Any]] | None = None):
@@ -60,7 +60,7 @@ class Workflow:
     def run(
         self,
         rows: Any,
-        on: api.RunTarget,
+        on: targets.RunTarget,
         *,
         out: str | Path | TextIO | None = None,
         progress: bool | None = None,
@@ -78,7 +78,7 @@ class Workflow:
 
         return run(self.graph, rows, on, out=out, progress=progress, listen=listen, **self._with_functions(options))
 
-    def explain(self, rows: Any, on: api.Target, **options: Any) -> Explanation:
+    def explain(self, rows: Any, on: targets.Target, **options: Any) -> Explanation:
         """What `run` would do, without a call: the plan as text (`print` it), as JSON (`to_dict`) and as a diagram
         (`mermaid`). `rows` may also be a number, with `statistics` of the inputs. `options`: `statistics`, `objective`,
         `optimise`, `model`, as `weft.workflow.plan` takes them, and `cache` and `api_key` as of `run`: with a cache it
@@ -87,7 +87,7 @@ class Workflow:
 
         return explain(self.graph, rows, on, **options)
 
-    def stream(self, rows: Any, on: api.RunTarget, **options: Any) -> Generator[api.RunEvent, None, None]:
+    def stream(self, rows: Any, on: targets.RunTarget, **options: Any) -> Generator[api.RunEvent, None, None]:
         """Run the workflow over rows; yields results as they are there; with `stream=["name"]` also the texts of these
         outputs as they are generated, with `starts=True` starts of calls. Closing the generator cancels the run."""
         from weft.workflow.api import stream

@@ -20,7 +20,6 @@ import httpx
 
 from weft.loop_thread import LoopThread
 from weft.workflow.actuals import RunCounts
-from weft.workflow.api import RunOptions, Target, model_identity, opened_services, value_budget
 from weft.workflow.backend.openai import CONNECT_S, SILENCE_S, OpenAIBackend
 from weft.workflow.criteria import Criterion
 from weft.workflow.frontend.trace import FlowError, tracing, untraced
@@ -32,6 +31,7 @@ from weft.workflow.run.instructions import RunLimits
 from weft.workflow.session.remote import RemoteSession, check_remote, has_sessions
 from weft.workflow.session.run import SessionRun
 from weft.workflow.session.trace import SessionTrace
+from weft.workflow.targets import RunOptions, Target, model_identity, opened_services, value_budget
 
 _OF_CLIENTS = {"limits", "concurrency", "cache", "max_value_bytes"}
 """Options that only a session whose graph grows in the client has."""
