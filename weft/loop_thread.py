@@ -19,7 +19,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.loop.set_default_executor(_ThreadPerCall())
+        self.loop.set_default_executor(ThreadPerCall())
         self._thread = threading.Thread(target=self._turn, name="weft-llm", daemon=True)
         self._thread.start()
 
@@ -55,10 +55,12 @@ class LoopThread:
         self.loop.close()
 
 
-class _ThreadPerCall(ThreadPoolExecutor):
-    """Thread pools refuse work during interpreter exit, when unclosed engines are closed."""
+class ThreadPerCall(ThreadPoolExecutor):
+    """A daemon thread for each call, so that neither a loop nor the interpreter waits at its end for calls that take
+    long. Thread pools do, and refuse work during interpreter exit, when unclosed engines are closed."""
 
     def submit(self, work: Callable[..., R], /, *args: Any, **options: Any) -> Future[R]:
+        """Start a call."""
         future: Future[R] = Future()
         future.set_running_or_notify_cancel()  # the thread cannot be ended, and sets a result in the end
 
@@ -68,7 +70,7 @@ class _ThreadPerCall(ThreadPoolExecutor):
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=run, name="weft-llm-call", daemon=True).start()
+        threading.Thread(target=run, name="weft-call", daemon=True).start()
         return future
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from weft.models.random_checkpoints import write_tiny
@@ -100,3 +101,36 @@ def test_a_setting_that_does_not_fit_ends_the_server():
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.splitlines()[-1].startswith("weft: max_context 99999 exceeds the 2048 positions")
+
+
+def engines_of(front: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [child for child in psutil.Process(front.pid).children() if "weft.engine.process" in child.cmdline()]
+
+
+def test_an_interrupt_does_not_wait_for_a_tokenizer():
+    slow = (
+        "import sys, time, weft.server.run as run\n"
+        "run.prepare = lambda configs: (print('loading', file=sys.stderr, flush=True), time.sleep(3600))\n"
+        "from weft.cli.main import main\n"
+        f"sys.argv = ['weft', 'serve', '--port', '{free_port()}', *{SMALL!r}]\n"
+        "main()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", slow], stderr=subprocess.PIPE, text=True)
+    assert process.stderr.readline() == "loading\n"
+    while not (engines := engines_of(process)):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    engines[0].wait(60)
+
+
+def test_a_model_without_a_tokenizer_ends_the_engine_that_loads_it(tmp_path: Path):
+    write_tiny(tmp_path / "model")
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    process = start(str(tmp_path / "model"), "--port", str(free_port()), TMPDIR=str(sockets))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "has no tokenizer.json" in err.splitlines()[-1]
+    assert list(sockets.glob("weft-*")) == [], "the engine has ended, and its folder is gone"

@@ -17,6 +17,7 @@ import uvloop
 from weft.abi.errors import ConfigError
 from weft.config import Config, ServerConfig
 from weft.engine.supervisor import ProcessEngine, Progress
+from weft.loop_thread import ThreadPerCall
 from weft.server.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ async def _serve(configs: Sequence[Config], progress: ProgressOf | None) -> None
         for engine in (engine for replicas in engines for engine in replicas):
             started.push_async_callback(engine.close)
             engine.start()
-        assemble = await asyncio.to_thread(_prepare, configs)
+        # On a daemon thread: an interrupt does not wait until a tokenizer is loaded, or downloaded.
+        assemble = await asyncio.get_running_loop().run_in_executor(ThreadPerCall(), _prepare, configs)
         server = assemble(engines)
         await server.serve()
     if server.failure is not None:
