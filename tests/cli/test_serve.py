@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,10 +128,9 @@ def test_an_interrupt_does_not_wait_for_a_tokenizer():
 
 def test_a_model_without_a_tokenizer_ends_the_engine_that_loads_it(tmp_path: Path):
     write_tiny(tmp_path / "model")
-    sockets = tmp_path / "sockets"
-    sockets.mkdir()
-    process = start(str(tmp_path / "model"), "--port", str(free_port()), TMPDIR=str(sockets))
-    _, err = process.communicate(timeout=60)
+    with tempfile.TemporaryDirectory() as sockets:  # pytest's own folders are too long for sockets
+        process = start(str(tmp_path / "model"), "--port", str(free_port()), TMPDIR=sockets)
+        _, err = process.communicate(timeout=60)
+        assert list(Path(sockets).glob("weft-*")) == [], "the engine has ended, and its folder is gone"
     assert process.returncode == 1
     assert "has no tokenizer.json" in err.splitlines()[-1]
-    assert list(sockets.glob("weft-*")) == [], "the engine has ended, and its folder is gone"
