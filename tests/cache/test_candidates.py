@@ -72,3 +72,18 @@ def test_what_is_passed_over_is_not_kept() -> None:
     assert kept.candidates.first(0.0) is fenced
     kept.candidates.skip(fenced)
     assert kept.num_kept(a=10) == 5
+
+
+def test_copies_are_made_in_the_order_of_giving_up() -> None:
+    class Some(Kept):
+        def rank(self, runs: PageRuns, now: float) -> Ranking:
+            order = runs.order.astype(np.float64)
+            no = np.zeros(len(order), np.bool_)
+            return Ranking(np.where(order == 3, np.inf, -order), order != 5, no, no)
+
+    some = Some()
+    nodes = [some.add(number, 1) for number in range(7)]
+    nodes[4].copies = [0]
+    some.candidates.add(nodes[4])
+    assert some.candidates.worth_copies(100, 0.0) == [nodes[6], nodes[2], nodes[1], nodes[0]]
+    assert some.candidates.worth_copies(3, 0.0) == [nodes[6]], "of the next three, one is not worth it, and one has it"

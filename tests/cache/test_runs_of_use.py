@@ -9,7 +9,7 @@ import numpy as np
 from weft.cache.integrity import check_integrity
 from weft.cache.manager import KVCache
 from weft.cache.nodes import Wait, waits_for
-from weft.cache.runs import NEVER_S, PREFIX, UNUSED, PageRuns, Ranking
+from weft.cache.runs import PREFIX, UNUSED, PageRuns, Ranking
 from weft.core.ids import pack_tokens
 
 PAGE = 4
@@ -21,6 +21,7 @@ class Noted:
     def __init__(self, num_pages: int, num_host_pages: int = 0, *, moves: bool = True):
         self.cache = KVCache(num_pages, num_host_pages, PAGE)
         self.told: list[tuple[str, float]] = []
+        self.given_up: list[tuple[str, float]] = []
         self.runs: list[PageRuns] = []
         self.moves = moves
 
@@ -29,10 +30,10 @@ class Noted:
             count = len(runs.since_s)
             return Ranking(runs.since_s, np.full(count, self.moves), *np.zeros((2, count), np.bool_))
 
-        def note(tenant: str, kind: str, seconds: float) -> None:
-            self.told.append((kind, seconds))
+        def note(tenant: str, kind: str, seconds: float, was_used: bool) -> None:
+            (self.told if was_used else self.given_up).append((kind, seconds))
 
-        self.cache.tiers.rank_by(rank, dict, note, by_use=False)
+        self.cache.tiers.rank_by(rank, dict, note)
 
     def leave(self, tokens: list[int], now: float, wait: Wait | None = None) -> None:
         """Compute tokens and close the sequence."""
@@ -68,9 +69,11 @@ def test_a_run_that_goes_before_it_was_of_use_is_noted_once() -> None:
     noted.leave([1] * 16, 1.0)
     for turn in range(4):
         noted.leave([10 + turn] * 4, 2.0 + turn)
-    assert noted.told == [], "only a part of it has gone"
+    assert noted.given_up == [], "only a part of it has gone"
     noted.leave([9] * 24, 9.0)
-    assert noted.told.count((UNUSED, NEVER_S)) == 5, "each of the five, however many pieces it went in"
+    lasted = [9.0 - since_s for since_s in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    assert sorted(noted.given_up) == sorted((UNUSED, wait_s) for wait_s in lasted), "each, in however many pieces"
+    assert noted.told == []
 
 
 def test_a_run_that_the_host_forgets_in_pieces_is_noted_once() -> None:
@@ -80,14 +83,14 @@ def test_a_run_that_the_host_forgets_in_pieces_is_noted_once() -> None:
         noted.leave([10 + turn] * 4, 2.0 + turn)
     gone = [node for node in next(iter(noted.cache.trees().values())).nodes() if node.tokens[:4] == pack_tokens([1])]
     assert gone == []
-    assert noted.told == [(UNUSED, NEVER_S)]
+    assert [kind for kind, _ in noted.given_up] == [UNUSED]
 
 
 def test_a_turn_that_nobody_continues_is_noted_when_its_pages_go() -> None:
     noted = Noted(6)
     noted.leave([1] * 18, 1.0, Wait(1, "", "chat", 1.0, is_open=False, num_tokens=18))
     noted.leave([2] * 16, 2.0)
-    assert noted.told == [("chat", NEVER_S)]
+    assert noted.given_up == [("chat", 1.0)]
 
 
 def test_a_run_that_goes_page_by_page_is_one_run_on_the_host_and_is_ranked_as_its_wait() -> None:

@@ -23,7 +23,7 @@ class Noting(LruPolicy):
     def __init__(self) -> None:
         self.told: list[tuple[str, str, float]] = []
 
-    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
         self.told.append((tenant, kind, wait_s))
 
 

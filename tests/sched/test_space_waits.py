@@ -415,9 +415,7 @@ def test_the_policy_learns_how_long_programs_wait() -> None:
     stepped = waiting(policy="min_waste")
     stepped.now += 7.0
     stepped.programs[1].feed([50])
-    assert [wait[:3] for wait in stepped.scheduler._state.interception.waits.ended] == [
-        ("", "http", pytest.approx(7.0))
-    ]
+    assert [wait[:3] for wait in stepped.scheduler._state.interception.waits.past] == [("", "http", pytest.approx(7.0))]
     stepped.programs[1].wait("sleep", 5.0)
     press(stepped, 23)
     stepped.run()

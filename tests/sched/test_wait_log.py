@@ -16,7 +16,7 @@ from weft.core.waits import MAX_KIND_CHARS, OTHER, WaitKind, label_of, tool_wait
 from weft.sched.policies import POLICIES, make_policy
 from weft.sched.policies.lru import LruPolicy
 from weft.sched.policies.wait_samples import ENOUGH
-from weft.sched.wait_log import WaitLog
+from weft.sched.wait_log import PastWait, WaitLog
 
 
 def test_every_kind_that_weft_announces_has_a_label() -> None:
@@ -35,12 +35,18 @@ def test_a_tool_has_a_kind_of_its_own_and_is_counted_with_the_others() -> None:
 def test_waits_are_compared_with_what_was_expected_when_they_began() -> None:
     policy, log = make_policy("min_waste", "learned"), WaitLog()
     for _ in range(ENOUGH):
-        log.ended.append(("t", "chat", 10.0, math.nan))
+        log.past.append(PastWait("t", "chat", 10.0, math.nan))
     log.tell(policy)
     assert not log.ratios, "nothing was expected before anything was learned"
-    assert not log.ended
-    log.ended.extend([("t", "chat", 20.0, math.nan), ("t", "chat", 5.0, math.nan), ("t", "sleep", 3.0, 1.5)])
-    log.ended.append(("u", "invented", 4.0, 40.0))
+    assert not log.past
+    waits = (
+        ("t", "chat", 20.0, math.nan),
+        ("t", "chat", 5.0, math.nan),
+        ("t", "sleep", 3.0, 1.5),
+        ("u", "own", 4.0, 40.0),
+    )
+    log.past.extend(PastWait(*wait) for wait in waits)
+    log.past.append(PastWait("t", "chat", 1.0, math.nan, has_ended=False))
     log.tell(policy)
     assert {label: (ratios.count, ratios.total) for label, ratios in log.ratios.items()} == {
         "chat": (2, pytest.approx(2.0 + 0.5)),
@@ -53,11 +59,11 @@ def test_a_policy_that_expects_nothing_is_told_of_waits_all_the_same() -> None:
     told = []
 
     class Noting(LruPolicy):
-        def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+        def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
             told.append((tenant, kind, wait_s))
 
     log = WaitLog()
-    log.ended.append(("t", "chat", 2.0, 1.0))
+    log.past.append(PastWait("t", "chat", 2.0, 1.0))
     log.tell(Noting())
     log.tell(Noting())
     assert told == [("t", "chat", 2.0)]

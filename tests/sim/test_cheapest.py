@@ -39,9 +39,9 @@ def test_a_long_wait_is_charged_for_computing_again() -> None:
 
 
 def test_with_a_host_tier_moving_may_be_cheaper() -> None:
-    # Four pages out and in, behind forwards: half of the context is held each time.
+    # Four pages, behind forwards: half of the context is held on the way in, nothing on the way out.
     with_host = LOAD._replace(host_pages=100, swap_hidden=1.0)
-    assert cheapest_waste(SCRIPTS, waited(20.0), [(0.0, 50.0)], with_host) == pytest.approx(2 * 4 * 0.001 * CONTEXT / 2)
+    assert cheapest_waste(SCRIPTS, waited(20.0), [(0.0, 50.0)], with_host) == pytest.approx(4 * 0.001 * CONTEXT / 2)
 
 
 def test_waits_that_have_not_ended_are_not_charged() -> None:

@@ -165,7 +165,7 @@ class Candidates:
             floats[:, row] = youngest.since_s, expected_s, weight
             kind = self._number(youngest.kind)
             ints[:, row] = kind, node.depth_pages, node.num_pages, node.node_id, tenant
-        bools[:, row] = True, node.on_device and bool(node.copies), False, False, node.is_explicit, False
+        bools[:, row] = True, bool(node.copies), False, False, node.is_explicit, False
         self._late.append((row, self._tickets))
 
     def discard(self, node: Node) -> None:
@@ -256,15 +256,15 @@ class Candidates:
         heapq.heappop(self._order)
         self._passed.add(node.row)
 
-    def upcoming(self, count: int, now: float) -> tuple[list[Node], PageRuns]:
-        """Up to `count` of the candidates that go next, in order, and their snapshot."""
+    def worth_copies(self, count: int, now: float) -> list[Node]:
+        """Of the `count` candidates that go next, in order, those that are worth a copy on the host and have none."""
         if self.first(now) is None:
-            empty = np.zeros(0, np.int64)
-            return [], self._runs(empty)
+            return []
         entries = heapq.nsmallest(count, self._order)
-        rows = [row for _, _, row, ticket in entries if self._ticket[row] == ticket]
-        nodes = [node for row in rows if (node := self._nodes[row]) is not None]
-        return nodes, self._runs(np.array(rows, np.int64))
+        rows = [row for value, _, row, ticket in entries if self._ticket[row] == ticket and value < np.inf]
+        is_wanted = self._bools[_MOVES, rows] & ~self._bools[_COPIED, rows]
+        nodes = (self._nodes[row] for row, wanted in zip(rows, is_wanted.tolist(), strict=True) if wanted)
+        return [node for node in nodes if node is not None]
 
     def _number(self, kind: str) -> int:
         """The number of a kind of wait. Where all numbers are taken, those of kinds that no candidate has are used

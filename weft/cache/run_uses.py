@@ -11,18 +11,19 @@ from collections import Counter
 from collections.abc import Callable
 
 from weft.cache.nodes import Node
-from weft.cache.runs import NEVER_S, PREFIX, UNUSED
+from weft.cache.runs import PREFIX, UNUSED
 from weft.core.waits import label_of
 
-Observe = Callable[[str, str, float], None]
-"""Told (tenant, kind, seconds): for how long a run was of no use, `NEVER_S` where it was given up before it was."""
+Observe = Callable[[str, str, float, bool], None]
+"""Told (tenant, kind, seconds, whether it was used then): for how long a run was of no use before it was found, or was
+given up."""
 
 
 class RunUses:
     """What is told of runs when they are found, and when they go."""
 
     def __init__(self) -> None:
-        self.observe: Observe = lambda tenant, kind, seconds: None
+        self.observe: Observe = lambda tenant, kind, seconds, was_used: None
         self.moved_pages: Counter[tuple[str, str]] = Counter()
         """(label of the kind of wait, "host" or "nowhere") -> pages given up so, of the device, and of the host that
         only the host had."""
@@ -30,7 +31,7 @@ class RunUses:
     def found(self, node: Node, now: float) -> None:
         """A sequence that has not computed the pages up to the end of `node` is about to use them."""
         if not (node.locks or node.waits):
-            self.observe(node.owner, _unawaited(node), now - node.last_used_s)
+            self.observe(node.owner, _unawaited(node), now - node.last_used_s, True)
         current: Node | None = node
         while current is not None and not current.was_found:
             current.was_found = True
@@ -40,15 +41,15 @@ class RunUses:
         """Pages at the end of `node` go to the "host", or "nowhere"."""
         self.moved_pages[_label(node), to] += num_pages
 
-    def gave_up(self, node: Node, keep: int) -> None:
+    def gave_up(self, node: Node, keep: int, now: float) -> None:
         """The pages of `node` past the first `keep` are given up for good: what they were kept for took longer than
         there was room for them. Noted once for a wait, and for a run that nothing waits for when all of it is gone."""
         if not (node.waits or keep):
-            self.observe(node.owner, _unawaited(node), NEVER_S)
+            self.observe(node.owner, _unawaited(node), now - node.last_used_s, False)
         for wait in node.waits.values():
             if not (wait.is_open or wait.was_cut or wait.kind == PREFIX):
                 wait.was_cut = True
-                self.observe(wait.tenant, wait.kind, NEVER_S)
+                self.observe(wait.tenant, wait.kind, now - wait.since_s, False)
 
 
 def _label(node: Node) -> str:

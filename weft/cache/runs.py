@@ -14,8 +14,6 @@ PREFIX = WaitKind.PREFIX.value
 another sequence than its first."""
 UNUSED = WaitKind.UNUSED.value
 """Kind 1: a run that nothing is known to wait for, and that has not been of use yet."""
-NEVER_S = 1e9
-"""An interval that no use of a run ended before it was given up."""
 
 
 class PageRuns(NamedTuple):

@@ -73,7 +73,6 @@ class TieredPages:
         """Pages that the step being built may still move between the tiers."""
         self.num_reshaped = 0
         """Grows when a node is cut, joined with another or forgotten: a `Match` from before may name it."""
-        self._by_use = False
         self._split = split
         self._detach = detach
         self._idle_root = idle_root
@@ -149,13 +148,9 @@ class TieredPages:
         else:
             candidates.add(node)
 
-    def rank_by(
-        self, rank: Ranker, num_private: Callable[[], Mapping[str, int]], observe: Observe, *, by_use: bool
-    ) -> None:
+    def rank_by(self, rank: Ranker, num_private: Callable[[], Mapping[str, int]], observe: Observe) -> None:
         """Give runs up in another order from now on. `num_private` says how many device pages outside of the prefix
-        index the sequences of each tenant have. `observe` is told for how long runs were of no use. `by_use`: second
-        copies of what is on the device are given up by last use among all copies, not before them."""
-        self._by_use = by_use
+        index the sequences of each tenant have. `observe` is told for how long runs were of no use."""
         self.candidates.rank = self.host_candidates.rank = rank
         self.uses.observe = observe
 
@@ -372,7 +367,7 @@ class TieredPages:
             else:
                 self.uses.moved(node, wanted, "nowhere")
                 rest = node if wanted < node.num_pages else None
-                self._cut(node, node.num_pages - wanted)
+                self._cut(node, node.num_pages - wanted, now)
             if rest is not None and rest.row >= 0:
                 self.candidates.keep_place(rest, place)
 
@@ -413,12 +408,12 @@ class TieredPages:
             parent.device_children -= 1
             self.offer(parent)
 
-    def _cut(self, node: Node, keep: int) -> None:
+    def _cut(self, node: Node, keep: int, now: float) -> None:
         """Forget the pages of `node` past the first `keep`, and everything below."""
         for child in list(node.children.values()):
             self._lose(child)
         parent = node.parent
-        self.uses.gave_up(node, keep)
+        self.uses.gave_up(node, keep, now)
         if keep == 0:
             self.forget(node)
             if parent is not None:
@@ -454,9 +449,10 @@ class TieredPages:
             self._spare_copies.pop(node.node_id, None)
 
     def _room_on_host(self, count: int, now: float) -> bool:
-        """Whether the host has, or gets by forgetting, `count` free pages: first what is not worth a copy any more,
-        then second copies of what is on the device, then the rest of what only the host has. By last use alone, where
-        the policy goes by that."""
+        """Whether the host has, or gets by forgetting, `count` free pages: first what is not worth a copy any more.
+        Then, of what only the host has and of second copies of what is on the device, that which was used longer ago:
+        without its copy, what is given up next on the device would have to be copied again, or be forgotten where the
+        link is slow."""
         if count > self.host_room:
             return False
         while self.host.num_free < count:
@@ -479,7 +475,7 @@ class TieredPages:
             if keep:
                 self._split(node, keep)
             parent = node.parent
-            self.uses.gave_up(node, keep)
+            self.uses.gave_up(node, keep, now)
             self._lose(node)
             if parent is not None:
                 self.offer(parent)
@@ -489,7 +485,7 @@ class TieredPages:
         """Whether `node`, the first of what only the host has, goes before the second copy of `spare`."""
         if node is None or self._is_moving(node):
             return False
-        return node.last_used_s < spare.last_used_s if self._by_use else not self.host_candidates.first_place.moves
+        return node.last_used_s < spare.last_used_s or not self.host_candidates.first_place.moves
 
     def _is_moving(self, node: Node) -> bool:
         """Whether a step that is not done copies the node to or from the host."""

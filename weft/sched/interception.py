@@ -15,8 +15,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-import numpy as np
-
 from weft.cache.manager import KVCache
 from weft.cache.nodes import Node, Wait
 from weft.cache.radix import Match
@@ -33,7 +31,7 @@ from weft.sched.policies.runs import START, InterceptPolicy, Load
 from weft.sched.recompute_share import RecomputeShare
 from weft.sched.sequence import AppendOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
-from weft.sched.wait_log import Found, WaitLog
+from weft.sched.wait_log import Found, PastWait, WaitLog
 
 UNMEASURED_COPIES = 64
 """Pages that a step may move where no profile says what moving costs."""
@@ -98,7 +96,7 @@ class Interception:
         self.explicit: ExplicitPages | None = None
         """Those of programs that wait; None: no program has any."""
         self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", WaitKind.CHAT))
-        cache.tiers.rank_by(self._rank, self._private_pages, self._note_ended, by_use=policy.by_use)
+        cache.tiers.rank_by(self._rank, self._private_pages, self._note_unused)
 
     # Steps
 
@@ -124,11 +122,11 @@ class Interception:
         horizon = HORIZON_STEPS * self._config.max_step_tokens // self._cache.page_size
         if tiers.host.num_pages == 0 or tiers.copy_budget <= 0 or tiers.device.num_free >= horizon:
             return
-        nodes, runs = tiers.candidates.upcoming(MAX_CONSIDERED, now)
+        if self._acts_at_start:
+            return  # what is to be on the host has been moved there
         budget = tiers.copy_budget
-        values = self.policy.copy_value(runs, self._load_at(now))
-        for index in np.lexsort((runs.order, -values)).tolist():
-            if values[index] <= 0 or tiers.copy_budget <= 0 or not self._cache.copy_out(nodes[index]):
+        for node in tiers.candidates.worth_copies(MAX_CONSIDERED, now):
+            if tiers.copy_budget <= 0 or not self._cache.copy_out(node):
                 break
         if tiers.copy_budget == budget:
             self._rests, self._seen_changes = HORIZON_STEPS, tiers.candidates.num_changes
@@ -161,8 +159,8 @@ class Interception:
                 pages[tenant] = pages.get(tenant, 0) + len(table.pages) - table.num_indexed
         return pages
 
-    def _note_ended(self, tenant: str, kind: str, seconds: float) -> None:
-        self.waits.ended.append((tenant, kind, seconds, math.nan))
+    def _note_unused(self, tenant: str, kind: str, seconds: float, was_used: bool) -> None:
+        self.waits.past.append(PastWait(tenant, kind, seconds, math.nan, was_used))
 
     def _rank(self, runs: PageRuns, now: float) -> Ranking:
         self.waits.tell(self.policy)
@@ -390,7 +388,7 @@ class Interception:
     def _note_end(self, sequence: Sequence, now: float) -> None:
         kind, since_s, expected_s = sequence.wait_kind, sequence.last_active_s, sequence.expected_s
         announced_s = math.nan if expected_s is None else expected_s - since_s
-        self.waits.ended.append((sequence.tenant, kind, now - since_s, announced_s))
+        self.waits.past.append(PastWait(sequence.tenant, kind, now - since_s, announced_s))
         if sequence.table.pages:
             self.waits.returns[label_of(kind), "kept"] += 1
         elif sequence.high_water:
@@ -455,7 +453,8 @@ class Interception:
             last = waits[-1]
             sequence.sources.continued = max(sequence.sources.continued, last.num_kv)
             announced_s = math.nan if last.expected_s is None else last.expected_s - last.since_s
-            self.waits.ended.append((last.tenant, last.kind, max(0.0, arrival_s - last.since_s), announced_s))
+            waited_s = max(0.0, arrival_s - last.since_s)
+            self.waits.past.append(PastWait(last.tenant, last.kind, waited_s, announced_s))
 
     def _continued(self, sequence: Sequence, match: Match, tokens: bytes) -> list[Wait]:
         """The waits of closed sequences of the same tenant that a new sequence continues, whose tokens have the prefix

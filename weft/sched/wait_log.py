@@ -11,15 +11,15 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from weft.cache.runs import NEVER_S, PREFIX, PageRuns
+from weft.cache.runs import PREFIX, PageRuns
 from weft.core.step import F64
 from weft.core.waits import label_of
 from weft.metrics import Histogram
 from weft.sched.policies.estimators import WaitEstimator
 from weft.sched.policies.runs import InterceptPolicy
 
-MAX_ENDED = 4096
-"""Ended waits that are kept for the policy; older ones are dropped."""
+MAX_PAST = 4096
+"""Waits that are kept for the policy; older ones are dropped."""
 WAIT_RATIO_BUCKETS = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.25, 2.0, 3.0, 10.0, 30.0, 100.0)
 
 Found = Literal["kept", "host", "recomputed"]
@@ -27,14 +27,15 @@ Found = Literal["kept", "host", "recomputed"]
 part of it was given up."""
 
 
-class EndedWait(NamedTuple):
-    """A wait that has ended."""
+class PastWait(NamedTuple):
+    """A wait that has ended, or whose run was given up."""
 
     tenant: str
     kind: str
     wait_s: float
     announced_s: float
     """How long it was announced to take; nan: it was not."""
+    has_ended: bool = True
 
 
 @runtime_checkable
@@ -48,8 +49,8 @@ class WaitLog:
     """Waits that ended, and counts of them."""
 
     def __init__(self) -> None:
-        self.ended: deque[tuple[str, str, float, float]] = deque(maxlen=MAX_ENDED)
-        """The fields of `EndedWait` of those that the policy does not know of yet."""
+        self.past: deque[PastWait] = deque(maxlen=MAX_PAST)
+        """Those that the policy does not know of yet."""
         self.returns: Counter[tuple[str, str]] = Counter()
         """(label of the kind, `Found`) -> waits that ended so."""
         self.ratios: dict[str, Histogram] = {}
@@ -61,23 +62,23 @@ class WaitLog:
 
     def tell(self, policy: InterceptPolicy) -> None:
         """Tell the policy of the waits that have ended, after comparing them with what it would have expected."""
-        if not self.ended:
+        if not self.past:
             return
-        ended = [EndedWait(*wait) for wait in self.ended]
-        self.ended.clear()
+        past = list(self.past)
+        self.past.clear()
         if isinstance(policy, Predicting):
-            predicted = policy.estimator.remaining_s(_at_start(ended), 0.0)
-            for wait, expected_s in zip(ended, predicted.tolist(), strict=True):
-                if expected_s > 0 and wait.wait_s < NEVER_S:
+            predicted = policy.estimator.remaining_s(_at_start(past), 0.0)
+            for wait, expected_s in zip(past, predicted.tolist(), strict=True):
+                if expected_s > 0 and wait.has_ended:
                     label = label_of(wait.kind)
                     if label not in self.ratios:
                         self.ratios[label] = Histogram(WAIT_RATIO_BUCKETS)
                     self.ratios[label].observe(wait.wait_s / expected_s)
-        for wait in ended:
-            policy.observe(wait.tenant, wait.kind, wait.wait_s)
+        for wait in past:
+            policy.observe(wait.tenant, wait.kind, wait.wait_s, ended=wait.has_ended)
 
 
-def _at_start(waits: list[EndedWait]) -> PageRuns:
+def _at_start(waits: list[PastWait]) -> PageRuns:
     """The waits as runs at the moment when they began, which is 0."""
     kinds, tenants = {PREFIX: 0}, dict[str, int]()
     for wait in waits:

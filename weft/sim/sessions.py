@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from weft.cache.runs import NEVER_S
 from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
 from weft.core.wire import Append, Expect, Finished, Generate, Open, Release
@@ -21,6 +20,8 @@ from weft.sim.scripts import SessionScript, TokenSource
 from weft.sim.worker import OUTPUT_TOKEN
 
 Driving = Literal["programs", "clients"]
+NO_RETURN_S = 1e9
+"""The announced wait after the last turn of a session."""
 
 
 class SessionPlayer:
@@ -106,7 +107,7 @@ class _Session:
         turn = self.script.turns[index]
         if not self.player.announces or turn.subagents:
             return None
-        return NEVER_S if index + 1 == len(self.script.turns) else turn.wait_s
+        return NO_RETURN_S if index + 1 == len(self.script.turns) else turn.wait_s
 
     def begin_turn(self, index: int, due_s: float) -> None:
         """The tokens of a turn are there."""

@@ -59,25 +59,6 @@ def test_what_happens_at_the_start_and_at_the_return(
     assert (policy.keeps_rank, policy.uses_index) == (keeps_rank, uses_index)
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        # 16 tokens a page, for as many seconds as nobody has used them.
-        ("lru", [800, 960, 1120, 1280, 0]),
-        ("discard", [0] * 5),
-        ("improved_discard", [0] * 5),
-        ("swap", [0] * 5),
-        ("preserve", [800, 0, 0, 0, 0]),
-        ("heuristic", [800, 960, 1120, 0, 0]),
-    ],
-)
-def test_copies_ahead_are_worth_something_where_they_are_read_back(name: str, values: list[float]) -> None:
-    policy = make_policy(name)
-    assert policy.copy_value(RUNS, LOAD).tolist() == values
-    assert not policy.copy_value(RUNS, LOAD._replace(host_pages=0)).any()
-    assert not policy.copy_value(RUNS._replace(has_copy=np.ones(5, np.bool_)), LOAD).any()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pin_never_goes(name: str) -> None:
     policy = make_policy(name)
@@ -92,7 +73,7 @@ def test_a_pin_never_goes(name: str) -> None:
 def test_nothing_to_rank_is_ranked(name: str) -> None:
     policy = make_policy(name)
     runs = make_runs(0)
-    assert len(policy.rank(runs, LOAD)) == len(policy.copy_value(runs, LOAD)) == 0
+    assert len(policy.rank(runs, LOAD)) == len(policy.moves(runs, LOAD)) == 0
 
 
 def test_long_kinds_are_an_argument() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.sched.policies.snapshots import line, make_runs
-from weft.cache.runs import NEVER_S, PREFIX, UNUSED, PageRuns
+from weft.cache.runs import PREFIX, UNUSED, PageRuns
 from weft.sched.policies import NEVER, InterceptPolicy, Load, first_to_give_up, make_policy
 from weft.sched.policies.min_waste import BOOKKEEPING_S, KEPT_S, SOONEST_S, SPARED_FROM
 from weft.sched.policies.registry import POLICIES
@@ -138,8 +138,8 @@ def test_what_a_tenant_will_hardly_miss_goes_before_what_is_kept_for_its_share()
         over_share=[False] * 6 + [True],
     )._replace(is_shared=True)
     for _ in range(30):
-        policy.observe("quiet", "chat", NEVER_S)
-        policy.observe("loud", "tool", NEVER_S)
+        policy.observe("quiet", "chat", KEPT_S, ended=False)
+        policy.observe("loud", "tool", KEPT_S, ended=False)
     kept = policy.kept(runs, LOAD)
     assert kept.tolist() == [True, False, True, False, False, True, False]
     order = np.argsort(policy.rank(runs, LOAD)).tolist()
@@ -168,32 +168,19 @@ class TestHost:
         assert without == pytest.approx(WHOLE_WASTE / 1600, rel=1e-4)
 
     def test_room_on_the_host_counts_where_the_run_fits(self) -> None:
-        # Out and in, 203.2 for the ten pages of the second run, once there is room for ten.
-        assert ranks(self.runs, LOAD._replace(host_pages=10))[1] == pytest.approx(203.2 / 1600, rel=1e-4)
+        # Out and in, 201.6 for the ten pages of the second run, once there is room for ten.
+        assert ranks(self.runs, LOAD._replace(host_pages=10))[1] == pytest.approx(201.6 / 1600, rel=1e-4)
         assert ranks(self.runs, LOAD._replace(host_pages=9))[1] == pytest.approx(WHOLE_WASTE / 1600, rel=1e-4)
 
     def test_a_link_slower_than_recomputing_is_not_used(self) -> None:
         load = LOAD._replace(costs=line(page_s=1.0), host_pages=10)
         assert ranks(self.runs, load)[:2] == pytest.approx([WHOLE_WASTE / 1600] * 2, rel=1e-4)
-        assert (make_policy().copy_value(self.runs, load)[1:] < 0).all()
+        assert make_policy().moves(self.runs, load).tolist() == [False] * 3
 
     def test_what_costs_nothing_to_give_up_goes_by_the_longest_wait(self) -> None:
         runs = context(3, expected_s=NOW + np.array([5.0, 50.0, 20.0]), has_copy=True)
         rank = ranks(runs, LOAD._replace(costs=None))
         assert rank == pytest.approx([BOOKKEEPING_S / 5, BOOKKEEPING_S / 50, BOOKKEEPING_S / 20])
-
-    def test_the_worth_of_a_copy_by_hand(self) -> None:
-        # Equation 5 without the host is min(160 T, 812.8): 812.8 for a wait of 10 s, 240 for one of 1.5 s. A copy costs
-        # 203.2, so ten pages save 609.6 and 36.8. A wait of half a second is cheaper to preserve: 80 - 203.2.
-        runs = context(
-            5, expected_s=NOW + np.array([10, 1.5, 0.5, 10, 10]), has_copy=[0, 0, 0, 1, 0], weight=[0] * 4 + [np.inf]
-        )
-        load = LOAD._replace(host_pages=1)
-        values = make_policy("min_waste", "oracle").copy_value(runs, load)
-        assert values == pytest.approx([60.96, 3.68, -12.32, 0, 0])
-
-    def test_without_room_no_copy_is_worth_anything(self) -> None:
-        assert make_policy().copy_value(self.runs, LOAD).tolist() == [0, 0, 0]
 
 
 def test_one_snapshot_is_assessed_once_until_a_wait_ends() -> None:
@@ -236,9 +223,8 @@ def test_deciding_takes_as_many_calls_for_2000_runs_as_for_200(name: str) -> Non
 
 
 def calls(policy: InterceptPolicy, runs: PageRuns, load: Load) -> int:
-    """Calls of functions, of Python and of C, while a policy ranks and values copies."""
+    """Calls of functions, of Python and of C, while a policy ranks."""
     policy.rank(runs._replace(), load)
-    policy.copy_value(runs._replace(), load)
     count = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -250,7 +236,6 @@ def calls(policy: InterceptPolicy, runs: PageRuns, load: Load) -> int:
     sys.setprofile(note)
     try:
         policy.rank(runs, load)
-        policy.copy_value(runs, load)
     finally:
         sys.setprofile(None)
         gc.enable()
@@ -270,12 +255,12 @@ def test_the_same_inputs_give_the_same_decisions() -> None:
 class TestRunsOfNoMoreUse:
     """Kinds of which most runs were given up before anything used them."""
 
-    def policy(self, ended: int, never: int) -> InterceptPolicy:
+    def policy(self, ended: int, given_up: int) -> InterceptPolicy:
         policy = make_policy("min_waste", "learned")
         for _ in range(ended):
             policy.observe("t", "tool", 100.0)
-        for _ in range(never):
-            policy.observe("t", "tool", NEVER_S)
+        for _ in range(given_up):
+            policy.observe("t", "tool", 50.0, ended=False)
         return policy
 
     def test_the_waste_counts_times_the_chance_of_a_return(self) -> None:
@@ -296,7 +281,11 @@ class TestRunsOfNoMoreUse:
         rank = policy.rank(runs, load)
         assert rank[0] < rank[1], "although the other waits for longer"
         assert policy.moves(runs, load).tolist() == [False, True]
-        assert policy.copy_value(runs, load)[0] < 0
+
+    def test_runs_that_were_given_up_early_tell_nothing_of_longer_waits(self) -> None:
+        policy = self.policy(0, 40)
+        runs = context(2, since_s=[NOW - 49, NOW - 51])
+        assert policy.moves(runs, LOAD._replace(host_pages=100)).tolist() == [False, True]
 
     def test_of_a_few_nothing_is_concluded(self) -> None:
         assert self.policy(0, 3).moves(context(since_s=NOW - 1), LOAD._replace(host_pages=100)).all()

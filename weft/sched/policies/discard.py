@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from weft.cache.runs import PageRuns
-from weft.core.step import F64
 from weft.sched.policies.lru import LruPolicy
-from weft.sched.policies.runs import START, Load
+from weft.sched.policies.runs import START
 
 
 class DiscardPolicy(LruPolicy):
@@ -20,7 +16,3 @@ class DiscardPolicy(LruPolicy):
     def at_start(self, kind: str) -> START:
         """Give up the KV of every sequence when its wait begins."""
         return "discard"
-
-    def copy_value(self, runs: PageRuns, load: Load) -> F64:
-        """[n] zeros: nothing is read back."""
-        return np.zeros(len(runs.since_s))

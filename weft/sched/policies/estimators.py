@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.cache.runs import UNUSED, PageRuns
 from weft.core.step import F64, I64, Bool
-from weft.sched.policies.wait_samples import WIDTH, WaitSamples
+from weft.sched.policies.wait_samples import WaitSamples
 
 EPSILON = 1e-9
 LASTED_ENOUGH = 5
@@ -43,8 +43,8 @@ class WaitEstimator(Protocol):
         """[n] whether the answers rest on enough waits of the kind, or on an announced return."""
         ...
 
-    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
-        """A wait ended after `wait_s` seconds; `NEVER_S`: its run was given up before."""
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+        """A wait ended after `wait_s` seconds; without `ended`, its run was given up after so long, before it did."""
         ...
 
 
@@ -73,7 +73,7 @@ class ElapsedEstimator:
         """[n] zeros."""
         return np.zeros(len(runs.since_s), np.bool_)
 
-    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
         """Nothing is learned from a wait."""
 
 
@@ -98,7 +98,7 @@ class OracleEstimator:
         """[n] where a return was announced."""
         return ~np.isnan(runs.expected_s)
 
-    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
         """Nothing is learned from a wait."""
 
 
@@ -113,6 +113,8 @@ class _Lasted(NamedTuple):
     """[n] where the run's samples start in `values_s`; they ascend."""
     how_many: I64
     """[n]."""
+    num_given_up: I64
+    """[n] of waits that lasted as long, but then their runs were given up."""
     slots: I64
     """[n] of the groups."""
 
@@ -148,10 +150,10 @@ class LearnedEstimator:
         self._samples = WaitSamples()
         self._last: tuple[PageRuns, float, _Lasted] | None = None
 
-    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
-        """Learn from a wait that ended after `wait_s` seconds, or did not (`NEVER_S`)."""
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+        """Learn from a wait that lasted `wait_s` seconds, until it ended or its run was given up."""
         self._last = None
-        self._samples.add(tenant, kind, wait_s)
+        self._samples.add(tenant, kind, wait_s, ended=ended)
 
     def remaining_s(self, runs: PageRuns, now: float) -> F64:
         """[n] seconds: the announced time of return, or the median of what was still to come in earlier waits of the
@@ -165,19 +167,16 @@ class LearnedEstimator:
         return np.where(announced, runs.expected_s - now, found) if announced.any() else found
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
-        """[n] the part of those that lasted as long that ended before they were given up; 1 where too few are known."""
+        """[n] of the waits that lasted as long, the part that ended, the others being those whose runs were given up;
+        1 where too few are known."""
         lasted = self._lasted(runs, now)
-        never = self._samples.num_never.take(lasted.slots)
-        if not never.any():
-            return np.ones(len(never))
-        known = lasted.how_many + never
+        known = lasted.how_many + lasted.num_given_up
         return np.where(known >= LASTED_ENOUGH, lasted.how_many / np.maximum(known, 1), 1.0)
 
     def is_known(self, runs: PageRuns, now: float) -> Bool:
         """[n] where `LASTED_ENOUGH` of the waits lasted as long, or a return is announced for later than now."""
         lasted = self._lasted(runs, now)
-        how_many = lasted.how_many + self._samples.num_never.take(lasted.slots)
-        return (how_many >= LASTED_ENOUGH) | (runs.expected_s > now)
+        return (lasted.how_many + lasted.num_given_up >= LASTED_ENOUGH) | (runs.expected_s > now)
 
     def own_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] as `return_chance`, and 1 where too few of the tenant's own waits are known."""
@@ -203,10 +202,8 @@ class LearnedEstimator:
             return self._last[2]
         table = self._samples.slots(runs.tenants, runs.kinds).reshape(-1)
         slots = table.take(runs.tenant * len(runs.kinds) + runs.kind if runs.tenants else runs.kind)
-        waited_s, values_s = elapsed_s(runs, now), self._samples.sorted_s.reshape(-1)
-        first = self._samples.first_at_least(slots, waited_s)
-        how_many = self._samples.counts.take(slots)
-        how_many -= first
-        how_many += slots * WIDTH
-        self._last = runs, now, _Lasted(waited_s, values_s, first, how_many, slots)
+        waited_s, ended = elapsed_s(runs, now), self._samples.ended
+        first, how_many = ended.at_least(slots, waited_s)
+        _, num_given_up = self._samples.given_up.at_least(slots, waited_s)
+        self._last = runs, now, _Lasted(waited_s, ended.seconds.reshape(-1), first, how_many, num_given_up, slots)
         return self._last[2]

@@ -31,10 +31,6 @@ class HeuristicPolicy(LruPolicy):
         """[n] time of the last use; of a short wait, never."""
         return np.where(self._is_short(runs), NEVER, super().rank(runs, load))
 
-    def copy_value(self, runs: PageRuns, load: Load) -> F64:
-        """[n] as `lru`; 0 for short waits."""
-        return np.where(self._is_short(runs), 0.0, super().copy_value(runs, load))
-
     def _is_short(self, runs: PageRuns) -> Bool:
         short = np.array([kind not in self._long_kinds and kind not in (PREFIX, UNUSED) for kind in runs.kinds])
         return short[runs.kind]

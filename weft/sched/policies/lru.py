@@ -18,7 +18,6 @@ class LruPolicy:
     name = "lru"
     keeps_rank = True
     uses_index = True
-    by_use = True
 
     def at_start(self, kind: str) -> START:
         """Kept until its pages are needed."""
@@ -40,11 +39,5 @@ class LruPolicy:
         """[n] zeros: newcomers get pages as everything else does."""
         return np.zeros(len(runs.since_s), np.bool_)
 
-    def copy_value(self, runs: PageRuns, load: Load) -> F64:
-        """[n] token-seconds per page for which the run has not been used: the oldest is given up next."""
-        age_s = np.maximum(load.now - runs.since_s, 0.0)
-        wanted = ~runs.has_copy & (runs.weight < np.inf) & (load.host_pages > 0)
-        return age_s * load.page_size * wanted
-
-    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
         """Nothing is learned from a wait."""

@@ -33,7 +33,7 @@ from weft.core.step import F64, Bool
 from weft.core.waits import WaitKind
 from weft.sched.policies.estimators import WaitEstimator, elapsed_s
 from weft.sched.policies.runs import NEVER, START, Load, keep_pins
-from weft.sched.policies.waste import RunSizes, least_waste, recompute_waste, swap_waste, waste_preserve
+from weft.sched.policies.waste import RunSizes, recompute_waste, swap_waste, waste_preserve
 
 KEPT_S = 600.0
 """For how long a run is kept after its last use, or the beginning of its wait: tools, readers of an answer and cached
@@ -68,7 +68,6 @@ class MinWastePolicy:
     name = "min_waste"
     keeps_rank = True
     uses_index = True
-    by_use = False
 
     def __init__(self, estimator: WaitEstimator):
         self.estimator = estimator
@@ -111,21 +110,9 @@ class MinWastePolicy:
         is_awaited = (runs.kind > UNUSED_KIND) & ~runs.over_share & ~runs.explicit
         return is_awaited & self.estimator.is_known(runs, load.now) & (self._ratio(runs, load) >= SPARED_FROM)
 
-    def copy_value(self, runs: PageRuns, load: Load) -> F64:
-        """[n] by how much a swap wastes less than the cheaper of preserving and recomputing, per page.
-
-        The paper swaps in descending order of the waste of equation 5; a budget of pages is spent best in descending
-        order of the waste that a page saves.
-        """
-        if load.host_pages <= 0:
-            return np.zeros(len(runs.since_s))
-        found = self._assess(runs, load)
-        saved = (least_waste(found.preserve, found.recompute) - found.swap) / runs.num_pages
-        return np.where(runs.has_copy | (runs.weight == np.inf), 0.0, saved)
-
-    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
-        """A wait ended: the estimator learns from it."""
-        self.estimator.observe(tenant, kind, wait_s)
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+        """A wait ended, or its run was given up before: the estimator learns from it."""
+        self.estimator.observe(tenant, kind, wait_s, ended=ended)
         self._last = None
 
     def _ratio(self, runs: PageRuns, load: Load) -> F64:

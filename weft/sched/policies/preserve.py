@@ -18,7 +18,3 @@ class PreservePolicy(LruPolicy):
     def rank(self, runs: PageRuns, load: Load) -> F64:
         """[n] time of the last use; of a wait, never."""
         return np.where(runs.kind > 0, NEVER, super().rank(runs, load))
-
-    def copy_value(self, runs: PageRuns, load: Load) -> F64:
-        """[n] as `lru` for prefixes; 0 for waits."""
-        return np.where(runs.kind > 0, 0.0, super().copy_value(runs, load))

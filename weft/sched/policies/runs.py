@@ -58,11 +58,6 @@ class InterceptPolicy(Protocol):
         """Whether a return finds the KV that is still there; False: what is discarded at the start is gone at once."""
         ...
 
-    @property
-    def by_use(self) -> bool:
-        """Whether copies on the host go by last use alone."""
-        ...
-
     def at_start(self, kind: str) -> START:
         """What happens at the moment of interception. "keep" is lazy: pages are taken when others need them.
         "swap_in_budget" moves as many pages to the host as the step may, and discards the rest."""
@@ -84,13 +79,9 @@ class InterceptPolicy(Protocol):
         """[n] whether a newcomer waits rather than have the run given up, as long as other sequences run."""
         ...
 
-    def copy_value(self, runs: PageRuns, load: Load) -> F64:
-        """[n] worth of a host copy made ahead, in token-seconds saved per page; 0 or less: none is to be made."""
-        ...
-
-    def observe(self, tenant: str, kind: str, wait_s: float) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
         """A wait ended after `wait_s` seconds; of kinds "prefix" and "unused", a run was used again after so long.
-        `NEVER_S`: it was given up before."""
+        Without `ended`, its run was given up after so long, before that."""
         ...
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from weft.cache.runs import PageRuns
-from weft.core.step import F64
 from weft.sched.policies.lru import LruPolicy
-from weft.sched.policies.runs import START, Load
+from weft.sched.policies.runs import START
 
 
 class SwapPolicy(LruPolicy):
@@ -18,10 +14,6 @@ class SwapPolicy(LruPolicy):
     def at_start(self, kind: str) -> START:
         """Move the KV of every sequence to the host when its wait begins."""
         return "swap"
-
-    def copy_value(self, runs: PageRuns, load: Load) -> F64:
-        """[n] zeros: waits have moved already, and prefixes are not copied ahead."""
-        return np.zeros(len(runs.since_s))
 
 
 class BudgetedSwapPolicy(SwapPolicy):

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from weft.cache.runs import NEVER_S
 from weft.core.step import F64, I64, Bool
 
 ENOUGH = 20
@@ -73,20 +72,63 @@ class _Kinds:
         return ((kind, group.slot) for kind, group in self._enough.items())
 
 
-class WaitSamples:
-    """`sorted_s` [slots, WIDTH]: waits that ended, in ascending order, then inf; `counts` [slots] of them, `num_never`
-    [slots] of those that did not end; `is_own` [slots] whether they are one tenant's. Slot 0 is empty forever.
+class SortedSamples:
+    """Samples of every slot in ascending order.
 
-    `_keys` [slots, WIDTH] has the same waits as (slot, seconds): complex numbers, which are in the order of their real,
-    then of their imaginary part, so that one search finds the places of waits of many slots."""
+    `seconds` [slots, WIDTH], then inf; `counts` [slots]. `_keys` [slots, WIDTH] has the same samples as (slot,
+    seconds): complex numbers, which are in the order of their real, then of their imaginary part, so that one search
+    finds the places of samples of many slots.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.seconds: F64 = np.full((num_slots, WIDTH), np.inf)
+        self.counts: I64 = np.zeros(num_slots, np.int64)
+        self._keys = _empty_keys(0, num_slots)
+        self._num_samples = 0
+
+    def at_least(self, slots: I64, wanted_s: F64) -> tuple[I64, I64]:
+        """Two [n], for each of `slots` [n] and `wanted_s` [n], which is finite: the place in all of `seconds`, row
+        after row, of the first sample that is at least so long, and how many are."""
+        if not self._num_samples:
+            return slots * WIDTH, np.zeros(len(slots), np.int64)
+        keys = np.empty(len(slots), np.complex128)
+        keys.real, keys.imag = slots, wanted_s
+        first = self._keys.reshape(-1).searchsorted(keys)
+        how_many = self.counts.take(slots)
+        how_many -= first
+        how_many += slots * WIDTH
+        return first, how_many
+
+    def put(self, slot: int, seconds: F64) -> None:
+        """Replace the samples of a slot."""
+        count = len(seconds)
+        self._num_samples += count - int(self.counts[slot])
+        self.counts[slot] = count
+        self._keys.imag[slot, count:] = self.seconds[slot, count:] = np.inf
+        self._keys.imag[slot, :count] = self.seconds[slot, :count] = np.sort(seconds)
+
+    def grow(self) -> None:
+        """Have twice as many slots."""
+        size = len(self.counts)
+        self.seconds = np.concatenate([self.seconds, np.full_like(self.seconds, np.inf)])
+        self._keys = np.concatenate([self._keys, _empty_keys(size, size)])
+        self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
+
+
+class WaitSamples:
+    """Waits that `ended`, and those whose runs were `given_up` before they did, after how long. Slot 0 is empty
+    forever; `is_own` [slots]: the samples are one tenant's.
+
+    A run that is given up early tells nothing of longer waits: its wait might have ended later.
+    """
 
     def __init__(self) -> None:
-        self.sorted_s: F64 = np.full((16, WIDTH), np.inf)
-        self._keys = _empty_keys(0, 16)
-        self.counts: I64 = np.zeros(16, np.int64)
-        self.num_never: I64 = np.zeros(16, np.int64)
+        self.ended = SortedSamples(16)
+        self.given_up = SortedSamples(16)
         self.is_own: Bool = np.zeros(16, np.bool_)
         self._rings: F64 = np.zeros((16, WIDTH))
+        self._has_ended: Bool = np.zeros((16, WIDTH), np.bool_)
+        """Of the waits in `_rings`."""
         self._num_slots = 1
         self._num_groups = 0
         self._shared = _Kinds(SHARED_KINDS)
@@ -95,17 +137,17 @@ class WaitSamples:
         """What `slots` returned last, for `_names`; None once a group was replaced or has become usable."""
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
-    def add(self, tenant: str, kind: str, wait_s: float) -> None:
-        """Note a wait that ended after `wait_s` seconds, or did not (`NEVER_S`); what is negative or not finite is
-        ignored."""
+    def add(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+        """Note a wait that lasted `wait_s` seconds, until it ended or its run was given up; what is negative or not
+        finite is ignored."""
         if not 0.0 <= wait_s < np.inf:
             return
-        self._note(self._shared, kind, wait_s)
+        self._note(self._shared, kind, wait_s, ended)
         kinds = self._tenants.get(tenant)
         if kinds is None:
             kinds = self._tenants[tenant] = _Kinds(KINDS_PER_TENANT)
         self._tenants.move_to_end(tenant)
-        self._note(kinds, kind, wait_s)
+        self._note(kinds, kind, wait_s, ended)
 
     def slots(self, tenants: tuple[str, ...], kinds: tuple[str, ...]) -> I64:
         """[max(1, tenants), kinds] slot to estimate from: the tenant's own where it has enough samples, else that of
@@ -124,22 +166,18 @@ class WaitSamples:
             self._table, self._names = table, (tenants, kinds)
         return self._table
 
-    def first_at_least(self, slots: I64, wanted_s: F64) -> I64:
-        """[n] places in all of `sorted_s`, row after row: the first sample of each of `slots` [n] that is at least
-        `wanted_s` [n], which is finite."""
-        keys = np.empty(len(slots), np.complex128)
-        keys.real, keys.imag = slots, wanted_s
-        return self._keys.reshape(-1).searchsorted(keys)
-
-    def _note(self, kinds: _Kinds, kind: str, wait_s: float) -> None:
+    def _note(self, kinds: _Kinds, kind: str, wait_s: float, ended: bool) -> None:
         group = kinds.get(kind)
         if group is None:
             group = _Group(self._free_slot(kinds))
-        ring, count = self._rings[group.slot], min(group.num_observed + 1, MAX_SAMPLES)
-        ring[group.num_observed % MAX_SAMPLES] = np.inf if wait_s >= NEVER_S else wait_s
-        self._keys.imag[group.slot, :count] = self.sorted_s[group.slot, :count] = np.sort(ring[:count])
-        self.counts[group.slot] = ended = np.count_nonzero(ring[:count] < np.inf)
-        self.num_never[group.slot] = count - ended
+        slot, place = group.slot, group.num_observed % MAX_SAMPLES
+        count = min(group.num_observed + 1, MAX_SAMPLES)
+        changed = {ended, bool(self._has_ended[slot, place])} if group.num_observed >= MAX_SAMPLES else {ended}
+        self._rings[slot, place], self._has_ended[slot, place] = wait_s, ended
+        waits, have_ended = self._rings[slot, :count], self._has_ended[slot, :count]
+        for has_ended in changed:
+            samples = self.ended if has_ended else self.given_up
+            samples.put(slot, waits[have_ended == has_ended])
         group.num_observed += 1
         if group.num_observed == ENOUGH:
             self._table = None
@@ -159,19 +197,18 @@ class WaitSamples:
             return slot
         self._num_groups += not is_shared
         slot, self._num_slots = self._num_slots, self._num_slots + 1
-        if slot == len(self.counts):
-            self.sorted_s = np.concatenate([self.sorted_s, np.full_like(self.sorted_s, np.inf)])
-            self._keys = np.concatenate([self._keys, _empty_keys(slot, slot)])
+        if slot == len(self.is_own):
+            self.ended.grow()
+            self.given_up.grow()
             self._rings = np.concatenate([self._rings, np.zeros_like(self._rings)])
-            self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
-            self.num_never = np.concatenate([self.num_never, np.zeros_like(self.num_never)])
+            self._has_ended = np.concatenate([self._has_ended, np.zeros_like(self._has_ended)])
             self.is_own = np.concatenate([self.is_own, np.zeros_like(self.is_own)])
         self.is_own[slot] = not is_shared
         return slot
 
     def _clear(self, group: _Group) -> int:
-        self._keys.imag[group.slot] = self.sorted_s[group.slot] = np.inf
-        self.counts[group.slot] = self.num_never[group.slot] = 0
+        for samples in (self.ended, self.given_up):
+            samples.put(group.slot, np.zeros(0))
         if group.num_observed >= ENOUGH:
             self._table = None
         return group.slot

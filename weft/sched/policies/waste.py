@@ -102,15 +102,15 @@ def recompute_waste(sizes: RunSizes, load: Load) -> F64:
 def swap_waste(runs: PageRuns, sizes: RunSizes, load: Load) -> F64:
     """[n] the waste of giving up runs by way of the host: in, and out where there is no copy yet.
 
-    Equation 3 with two differences. Transfers are chunked, so that the moved pages count by half, as in equation 4; and
-    running sequences wait only for what is not hidden behind forwards. Where transfers were not measured they count as
-    taking no time.
+    Equation 3 with two differences. Running sequences wait only for what is not hidden behind forwards. And while a run
+    comes back page by page, its sequence holds what is there already, as in equation 4; out, nothing is held for it,
+    since the step that moves pages may write them. Where transfers were not measured they count as taking no time.
     """
     page_out_s, page_in_s = _page_s(load, out=True), _page_s(load, out=False)
     stalled = (1.0 - load.swap_hidden) * load.running_tokens
     per_page = (sizes.while_returning + stalled) * page_in_s
     if page_out_s > 0.0:
-        per_page += np.where(runs.has_copy, 0.0, (sizes.tokens / 2.0 + stalled) * page_out_s)
+        per_page += np.where(runs.has_copy, 0.0, stalled * page_out_s)
     return per_page * runs.num_pages
 
 

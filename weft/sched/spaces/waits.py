@@ -25,6 +25,7 @@ from weft.core.wire import ExpectSpace
 from weft.sched.interception import Interception
 from weft.sched.spaces.pool import MakeRoom, SpacePool
 from weft.sched.spaces.resources import LENT, Lent, Space
+from weft.sched.wait_log import PastWait
 
 
 class SpaceWaits:
@@ -90,7 +91,7 @@ class SpaceWaits:
         if space.pages:
             announced_s = math.nan if wait.expected_s is None else wait.expected_s - wait.since_s
             log = self._interception.waits
-            log.ended.append((space.tenant, wait.kind, now - wait.since_s, announced_s))
+            log.past.append(PastWait(space.tenant, wait.kind, now - wait.since_s, announced_s))
             log.returned(wait.kind, "host" if num_missing else "kept")
         if num_missing:
             wait.kind, wait.since_s, wait.expected_s = WaitKind.QUEUE, now, None
