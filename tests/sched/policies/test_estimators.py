@@ -134,7 +134,7 @@ class TestMemory:
             number += 1
             for _ in range(MAX_SAMPLES):
                 estimator.observe("t", f"k{number}", float(number))
-        assert samples.ended.seconds.shape == (samples._num_slots, WIDTH)
+        assert samples.ended_s.shape == (samples._num_slots, WIDTH)
         kinds = ("prefix", *(f"k{index}" for index in range(1, number + 1)))
         for waited_s, expected in ((0.0, list(range(1, number + 1))), (1000.0, [1000] * number)):
             kind = np.arange(1, number + 1)

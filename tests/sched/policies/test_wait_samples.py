@@ -26,7 +26,7 @@ def learn(samples: WaitSamples, tenant: str, kind: str, wait_s: float, count: in
 def median(samples: WaitSamples, tenant: str, kind: str) -> float | None:
     """Of the slot that is used for a tenant and kind."""
     slot = samples.slots((tenant,), (kind,)).item()
-    return float(samples.ended.seconds[slot, samples.ended.counts[slot] // 2]) if slot else None
+    return float(samples.ended_s[slot, np.isfinite(samples.ended_s[slot]).sum() // 2]) if slot else None
 
 
 def test_samples_are_sorted_and_the_last_ones() -> None:
@@ -35,7 +35,7 @@ def test_samples_are_sorted_and_the_last_ones() -> None:
     for number, wait_s in enumerate(waits, 1):
         samples.add("t", "k", wait_s)
         if number >= ENOUGH:
-            row = samples.ended.seconds[samples.slots(("t",), ("k",)).item()]
+            row = samples.ended_s[samples.slots(("t",), ("k",)).item()]
             last = np.sort(waits[max(0, number - MAX_SAMPLES) : number])
             assert row.tolist() == [*last, *[np.inf] * (len(row) - len(last))]
 
@@ -49,10 +49,11 @@ def test_what_ended_and_what_was_given_up_are_apart() -> None:
         if number >= ENOUGH:
             slots = samples.slots(("t",), ("k",))[0]
             last = slice(max(0, number - MAX_SAMPLES), number)
-            for apart, is_apart in ((samples.ended, ended[last]), (samples.given_up, ~ended[last])):
-                first, how_many = apart.at_least(slots, np.array([0.5]))
-                assert how_many.item() == np.count_nonzero(waits[last][is_apart] >= 0.5)
-                assert apart.seconds.reshape(-1)[first.item()] >= 0.5
+            found = samples.lasted(slots, np.array([0.5]))
+            longer = waits[last] >= 0.5
+            assert found.num_ended.item() == np.count_nonzero(longer & ended[last])
+            assert found.num_given_up.item() == np.count_nonzero(longer & ~ended[last])
+            assert found.ended_s[found.first.item()] == min(waits[last][longer & ended[last]], default=np.inf)
 
 
 def test_a_flood_of_kinds_replaces_only_its_tenants_own() -> None:
@@ -134,6 +135,6 @@ def test_a_slot_that_is_taken_over_starts_empty() -> None:
         learn(samples, "t", f"k{number}", 100.0, 2 * ENOUGH)
     learn(samples, "t", "new", 1.0)
     slot = samples.slots(("t",), ("new",)).item()
-    assert samples.ended.counts[slot] == ENOUGH
-    assert samples.ended.seconds[slot, :ENOUGH].tolist() == [1.0] * ENOUGH
-    assert (samples.ended.seconds[slot, ENOUGH:] == np.inf).all()
+    assert np.isfinite(samples.ended_s[slot]).sum() == ENOUGH
+    assert samples.ended_s[slot, :ENOUGH].tolist() == [1.0] * ENOUGH
+    assert (samples.ended_s[slot, ENOUGH:] == np.inf).all()

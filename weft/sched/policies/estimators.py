@@ -6,15 +6,14 @@ since its last use.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from weft.cache.runs import UNUSED, PageRuns
-from weft.core.step import F64, I64, Bool
-from weft.sched.policies.wait_samples import WaitSamples
+from weft.core.step import F64, Bool
+from weft.sched.policies.wait_samples import Lasted, WaitSamples
 
-EPSILON = 1e-9
 LASTED_ENOUGH = 5
 """Waits that lasted as long as the one in question; of fewer, no quantile is taken."""
 
@@ -102,40 +101,6 @@ class OracleEstimator:
         """Nothing is learned from a wait."""
 
 
-class _Lasted(NamedTuple):
-    """The samples, for each run, of waits that lasted at least as long as it has waited."""
-
-    waited_s: F64
-    """[n] the time waited so far."""
-    values_s: F64
-    """All samples of all groups, one after the other."""
-    first: I64
-    """[n] where the run's samples start in `values_s`; they ascend."""
-    how_many: I64
-    """[n]."""
-    num_given_up: I64
-    """[n] of waits that lasted as long, but then their runs were given up."""
-    slots: I64
-    """[n] of the groups."""
-
-    def remaining_s(self, part: float) -> F64:
-        """[n] the quantile `part` of the remaining times, between order statistics at part * (m + 1) of m, so that a
-        new value is below it with probability `part`. Needs m >= 2; meaningless below."""
-        place: F64 = self.how_many * np.float64(part) + (part - 1.0)
-        # The last sample is the upper one of a pair too: behind it there may be no other.
-        np.minimum(place, self.how_many - (1.0 + EPSILON), out=place)
-        np.maximum(place, 0.0, out=place)
-        low = place.astype(np.int64)
-        place -= low
-        low += self.first
-        lower: F64 = self.values_s.take(low)
-        with np.errstate(invalid="ignore"):
-            place *= self.values_s[1:].take(low, mode="clip") - lower
-            place += lower
-            place -= self.waited_s
-        return place
-
-
 class LearnedEstimator:
     """The median of what was still to come in earlier waits of the same kind that lasted as long.
 
@@ -148,7 +113,7 @@ class LearnedEstimator:
 
     def __init__(self) -> None:
         self._samples = WaitSamples()
-        self._last: tuple[PageRuns, float, _Lasted] | None = None
+        self._last: tuple[PageRuns, float, Lasted] | None = None
 
     def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
         """Learn from a wait that lasted `wait_s` seconds, until it ended or its run was given up."""
@@ -160,7 +125,7 @@ class LearnedEstimator:
         kind."""
         lasted = self._lasted(runs, now)
         found = lasted.waited_s
-        known = lasted.how_many >= LASTED_ENOUGH
+        known = lasted.num_ended >= LASTED_ENOUGH
         if known.any():
             found = np.where(known, lasted.remaining_s(0.5), found)
         announced = runs.expected_s > now
@@ -170,13 +135,13 @@ class LearnedEstimator:
         """[n] of the waits that lasted as long, the part that ended, the others being those whose runs were given up;
         1 where too few are known."""
         lasted = self._lasted(runs, now)
-        known = lasted.how_many + lasted.num_given_up
-        return np.where(known >= LASTED_ENOUGH, lasted.how_many / np.maximum(known, 1), 1.0)
+        known = lasted.num_ended + lasted.num_given_up
+        return np.where(known >= LASTED_ENOUGH, lasted.num_ended / np.maximum(known, 1), 1.0)
 
     def is_known(self, runs: PageRuns, now: float) -> Bool:
         """[n] where `LASTED_ENOUGH` of the waits lasted as long, or a return is announced for later than now."""
         lasted = self._lasted(runs, now)
-        return (lasted.how_many + lasted.num_given_up >= LASTED_ENOUGH) | (runs.expected_s > now)
+        return (lasted.num_ended + lasted.num_given_up >= LASTED_ENOUGH) | (runs.expected_s > now)
 
     def own_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] as `return_chance`, and 1 where too few of the tenant's own waits are known."""
@@ -189,7 +154,7 @@ class LearnedEstimator:
         (0, inf) where too little is known; both the announced time where a return is announced for later than now.
         """
         lasted = self._lasted(runs, now)
-        known = lasted.how_many >= LASTED_ENOUGH
+        known = lasted.num_ended >= LASTED_ENOUGH
         announced = runs.expected_s > now
         bounds = []
         for part, unknown in (((1.0 - coverage) / 2.0, 0.0), ((1.0 + coverage) / 2.0, np.inf)):
@@ -197,13 +162,10 @@ class LearnedEstimator:
             bounds.append(np.where(announced, runs.expected_s - now, bound))
         return bounds[0], bounds[1]
 
-    def _lasted(self, runs: PageRuns, now: float) -> _Lasted:
+    def _lasted(self, runs: PageRuns, now: float) -> Lasted:
         if self._last is not None and self._last[0] is runs and self._last[1] == now:
             return self._last[2]
         table = self._samples.slots(runs.tenants, runs.kinds).reshape(-1)
         slots = table.take(runs.tenant * len(runs.kinds) + runs.kind if runs.tenants else runs.kind)
-        waited_s, ended = elapsed_s(runs, now), self._samples.ended
-        first, how_many = ended.at_least(slots, waited_s)
-        _, num_given_up = self._samples.given_up.at_least(slots, waited_s)
-        self._last = runs, now, _Lasted(waited_s, ended.seconds.reshape(-1), first, how_many, num_given_up, slots)
+        self._last = runs, now, self._samples.lasted(slots, elapsed_s(runs, now))
         return self._last[2]

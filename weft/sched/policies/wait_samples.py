@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.core.step import F64, I64, Bool
 
+EPSILON = 1e-9
 ENOUGH = 20
 """Samples from which a group is used."""
 WIDTH = 128
-"""Columns of a slot."""
+"""Columns of a slot, a power of two."""
+STEPS = tuple(1 << bit for bit in reversed(range(WIDTH.bit_length() - 1)))
 MAX_SAMPLES = WIDTH - 1
 """The last column stays inf."""
 MAX_GROUPS = 2048
@@ -72,60 +74,56 @@ class _Kinds:
         return ((kind, group.slot) for kind, group in self._enough.items())
 
 
-class SortedSamples:
-    """Samples of every slot in ascending order.
+class Lasted(NamedTuple):
+    """For each run, the waits in a slot that lasted at least as long as it has waited."""
 
-    `seconds` [slots, WIDTH], then inf; `counts` [slots]. `_keys` [slots, WIDTH] has the same samples as (slot,
-    seconds): complex numbers, which are in the order of their real, then of their imaginary part, so that one search
-    finds the places of samples of many slots.
-    """
+    slots: I64
+    """[n]."""
+    waited_s: F64
+    """[n] the time waited so far."""
+    ended_s: F64
+    """All waits of all slots that ended, one slot after the other; each ascends."""
+    first: I64
+    """[n] place in `ended_s` of the shortest that lasted as long; the others follow."""
+    num_ended: I64
+    """[n]."""
+    num_given_up: I64
+    """[n] of those whose runs were given up before they ended."""
 
-    def __init__(self, num_slots: int) -> None:
-        self.seconds: F64 = np.full((num_slots, WIDTH), np.inf)
-        self.counts: I64 = np.zeros(num_slots, np.int64)
-        self._keys = _empty_keys(0, num_slots)
-        self._num_samples = 0
-
-    def at_least(self, slots: I64, wanted_s: F64) -> tuple[I64, I64]:
-        """Two [n], for each of `slots` [n] and `wanted_s` [n], which is finite: the place in all of `seconds`, row
-        after row, of the first sample that is at least so long, and how many are."""
-        if not self._num_samples:
-            return slots * WIDTH, np.zeros(len(slots), np.int64)
-        keys = np.empty(len(slots), np.complex128)
-        keys.real, keys.imag = slots, wanted_s
-        first = self._keys.reshape(-1).searchsorted(keys)
-        how_many = self.counts.take(slots)
-        how_many -= first
-        how_many += slots * WIDTH
-        return first, how_many
-
-    def put(self, slot: int, seconds: F64) -> None:
-        """Replace the samples of a slot."""
-        count = len(seconds)
-        self._num_samples += count - int(self.counts[slot])
-        self.counts[slot] = count
-        self._keys.imag[slot, count:] = self.seconds[slot, count:] = np.inf
-        self._keys.imag[slot, :count] = self.seconds[slot, :count] = np.sort(seconds)
-
-    def grow(self) -> None:
-        """Have twice as many slots."""
-        size = len(self.counts)
-        self.seconds = np.concatenate([self.seconds, np.full_like(self.seconds, np.inf)])
-        self._keys = np.concatenate([self._keys, _empty_keys(size, size)])
-        self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
+    def remaining_s(self, part: float) -> F64:
+        """[n] the quantile `part` of the remaining times, between order statistics at part * (m + 1) of m, so that a
+        new value is below it with probability `part`. Needs m >= 2; meaningless below."""
+        place: F64 = self.num_ended * np.float64(part) + (part - 1.0)
+        # The last sample is the upper one of a pair too: behind it there may be no other.
+        np.minimum(place, self.num_ended - (1.0 + EPSILON), out=place)
+        np.maximum(place, 0.0, out=place)
+        low = place.astype(np.int64)
+        place -= low
+        low += self.first
+        lower: F64 = self.ended_s.take(low)
+        with np.errstate(invalid="ignore"):
+            place *= self.ended_s[1:].take(low, mode="clip") - lower
+            place += lower
+            place -= self.waited_s
+        return place
 
 
 class WaitSamples:
-    """Waits that `ended`, and those whose runs were `given_up` before they did, after how long. Slot 0 is empty
-    forever; `is_own` [slots]: the samples are one tenant's.
+    """`ended_s` [slots, WIDTH]: waits that ended, in ascending order, then inf. `is_own` [slots]: whether they are one
+    tenant's. Slot 0 is empty forever.
 
-    A run that is given up early tells nothing of longer waits: its wait might have ended later.
+    Waits whose runs were given up count until then: such a wait might have ended at any time after.
     """
 
     def __init__(self) -> None:
-        self.ended = SortedSamples(16)
-        self.given_up = SortedSamples(16)
+        self.ended_s: F64 = np.full((16, WIDTH), np.inf)
         self.is_own: Bool = np.zeros(16, np.bool_)
+        self._counts: I64 = np.zeros((2, 16), np.int64)
+        """[2, slots] of all waits, and of those that ended."""
+        self._all_s: F64 = np.full((16, WIDTH), np.inf)
+        """[slots, WIDTH] all waits in ascending order, then inf."""
+        self._ended_from: I64 = np.zeros((16, WIDTH), np.int64)
+        """[slots, WIDTH] how many of the waits of `_all_s` from this one on ended."""
         self._rings: F64 = np.zeros((16, WIDTH))
         self._has_ended: Bool = np.zeros((16, WIDTH), np.bool_)
         """Of the waits in `_rings`."""
@@ -149,6 +147,21 @@ class WaitSamples:
         self._tenants.move_to_end(tenant)
         self._note(kinds, kind, wait_s, ended)
 
+    def lasted(self, slots: I64, waited_s: F64) -> Lasted:
+        """The waits in `slots` [n] that lasted `waited_s` [n], which is finite, or longer."""
+        starts, all_s = slots * WIDTH, self._all_s.reshape(-1)
+        place = starts
+        for step in STEPS:  # a binary search in all slots at once
+            place = place + step * (all_s.take(place + (step - 1)) < waited_s)
+        num_ended = self._ended_from.reshape(-1).take(place)
+        num_all, all_ended = self._counts.take(slots, axis=1)
+        num_all += starts
+        num_all -= place
+        num_all -= num_ended
+        starts += all_ended
+        starts -= num_ended
+        return Lasted(slots, waited_s, self.ended_s.reshape(-1), starts, num_ended, num_all)
+
     def slots(self, tenants: tuple[str, ...], kinds: tuple[str, ...]) -> I64:
         """[max(1, tenants), kinds] slot to estimate from: the tenant's own where it has enough samples, else that of
         all tenants, else 0. Kept while neither the names nor the usable groups change."""
@@ -171,17 +184,22 @@ class WaitSamples:
         if group is None:
             group = _Group(self._free_slot(kinds))
         slot, place = group.slot, group.num_observed % MAX_SAMPLES
-        count = min(group.num_observed + 1, MAX_SAMPLES)
-        changed = {ended, bool(self._has_ended[slot, place])} if group.num_observed >= MAX_SAMPLES else {ended}
         self._rings[slot, place], self._has_ended[slot, place] = wait_s, ended
-        waits, have_ended = self._rings[slot, :count], self._has_ended[slot, :count]
-        for has_ended in changed:
-            samples = self.ended if has_ended else self.given_up
-            samples.put(slot, waits[have_ended == has_ended])
         group.num_observed += 1
+        self._sort(slot, min(group.num_observed, MAX_SAMPLES))
         if group.num_observed == ENOUGH:
             self._table = None
         kinds.put(kind, group)
+
+    def _sort(self, slot: int, count: int) -> None:
+        """Put the first `count` waits in the ring of a slot in order."""
+        order = np.argsort(self._rings[slot, :count])
+        waits, ended = self._rings[slot, order], self._has_ended[slot, order]
+        num_ended = np.count_nonzero(ended)
+        self._counts[:, slot] = count, num_ended
+        self._all_s[slot, :count], self._all_s[slot, count:] = waits, np.inf
+        self._ended_from[slot, :count], self._ended_from[slot, count:] = ended[::-1].cumsum()[::-1], 0
+        self.ended_s[slot, :num_ended], self.ended_s[slot, num_ended:] = waits[ended], np.inf
 
     def _free_slot(self, kinds: _Kinds) -> int:
         """A slot for a new group of `kinds`, of a group that is replaced where there is no room for more."""
@@ -198,23 +216,17 @@ class WaitSamples:
         self._num_groups += not is_shared
         slot, self._num_slots = self._num_slots, self._num_slots + 1
         if slot == len(self.is_own):
-            self.ended.grow()
-            self.given_up.grow()
-            self._rings = np.concatenate([self._rings, np.zeros_like(self._rings)])
-            self._has_ended = np.concatenate([self._has_ended, np.zeros_like(self._has_ended)])
-            self.is_own = np.concatenate([self.is_own, np.zeros_like(self.is_own)])
+            rows = (self.ended_s, self._all_s, self.is_own, self._ended_from, self._rings, self._has_ended)
+            self.ended_s, self._all_s, self.is_own, self._ended_from, self._rings, self._has_ended = (
+                np.concatenate([row, np.zeros_like(row)]) for row in rows
+            )
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)], axis=1)
+            self.ended_s[slot:] = self._all_s[slot:] = np.inf
         self.is_own[slot] = not is_shared
         return slot
 
     def _clear(self, group: _Group) -> int:
-        for samples in (self.ended, self.given_up):
-            samples.put(group.slot, np.zeros(0))
+        self._sort(group.slot, 0)
         if group.num_observed >= ENOUGH:
             self._table = None
         return group.slot
-
-
-def _empty_keys(first: int, count: int) -> npt.NDArray[np.complex128]:
-    keys = np.empty((count, WIDTH), np.complex128)
-    keys.real, keys.imag = np.arange(first, first + count)[:, None], np.inf
-    return keys
