@@ -254,11 +254,15 @@ def measure_profile(checkpoint: Path, quick: bool) -> Profile:
         return msgspec.convert(json.loads(file.read_text(encoding="utf-8"))["profile"], Profile)
 
 
+def link_model(link_gbs: float, bytes_per_token: int) -> SwapModel:
+    """Times of a throttled link."""
+    return SwapModel(base_s=0.0, per_page_s=PAGE_SIZE * bytes_per_token / (link_gbs * 1e9))
+
+
 def throttled(profile: Profile, link_gbs: float, bytes_per_token: int) -> Profile:
     """The profile of the same machine with a throttled link: pages cross at its rate, whose time includes that of the
     copies, and copies lengthen the forward beside them as before."""
-    per_page_s = profile.identity.page_size * bytes_per_token / (link_gbs * 1e9)
-    link = Swaps(SwapModel(base_s=0.0, per_page_s=per_page_s), [])
+    link = Swaps(link_model(link_gbs, bytes_per_token), [])
     identity = msgspec.structs.replace(profile.identity, host_link=describe_link(link_gbs))
     return msgspec.structs.replace(profile, key=identity.key, identity=identity, swap_out=link, swap_in=link)
 

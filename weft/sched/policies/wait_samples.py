@@ -26,7 +26,7 @@ STEPS = tuple(1 << bit for bit in reversed(range(WIDTH.bit_length() - 1)))
 MAX_SAMPLES = WIDTH - 1
 """The last column stays inf."""
 MAX_GROUPS = 2048
-"""Groups of tenants, about 2 KiB each."""
+"""Groups of tenants, about 4 KiB each."""
 KINDS_PER_TENANT = 64
 SHARED_KINDS = 256
 
