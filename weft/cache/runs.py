@@ -14,6 +14,8 @@ PREFIX = WaitKind.PREFIX.value
 another sequence than its first."""
 UNUSED = WaitKind.UNUSED.value
 """Kind 1: a run that nothing is known to wait for, and that has not been of use yet."""
+UNUSED_KIND = 1
+"""Index of `UNUSED` in the kinds of every snapshot. Those behind it are of runs that something waits for."""
 
 
 class PageRuns(NamedTuple):

@@ -284,8 +284,17 @@ class TestRunsOfNoMoreUse:
 
     def test_runs_that_were_given_up_early_tell_nothing_of_longer_waits(self) -> None:
         policy = self.policy(0, 40)
-        runs = context(2, since_s=[NOW - 49, NOW - 51])
+        runs = context(2, kinds=(PREFIX, UNUSED, "tool"), kind=2, since_s=[NOW - 49, NOW - 51])
         assert policy.moves(runs, LOAD._replace(host_pages=100)).tolist() == [False, True]
+
+    def test_what_nothing_waits_for_is_as_likely_as_before_to_be_used_when_it_is_older_than_all_before(self) -> None:
+        policy = make_policy("min_waste", "learned")
+        for number in range(40):
+            policy.observe("t", UNUSED, 50.0, ended=number % 4 == 0)
+        runs = context(3, kinds=(PREFIX, UNUSED), kind=1, since_s=[NOW - 49, NOW - 60, NOW - 120])
+        rank = policy.rank(runs, LOAD)
+        certain = make_policy("min_waste", "elapsed").rank(runs, LOAD)
+        assert (rank[1:] / certain[1:]).tolist() == pytest.approx([0.25, 0.25], rel=1e-3)
 
     def test_of_a_few_nothing_is_concluded(self) -> None:
         assert self.policy(0, 3).moves(context(since_s=NOW - 1), LOAD._replace(host_pages=100)).all()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from weft.cache.runs import UNUSED, PageRuns
+from weft.cache.runs import UNUSED, UNUSED_KIND, PageRuns
 from weft.core.step import F64, Bool
 from weft.sched.policies.wait_samples import Lasted, WaitSamples
 
@@ -132,11 +132,14 @@ class LearnedEstimator:
         return np.where(announced, runs.expected_s - now, found) if announced.any() else found
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
-        """[n] of the waits that lasted as long, the part that ended, the others being those whose runs were given up;
-        1 where too few are known."""
+        """[n] of the waits that lasted as long, the part that ended, the others being those whose runs were given up.
+
+        Where too few are known: 1, for something waits for the run and may come at any time; for a run that nothing
+        waits for, the part of all that were seen."""
         lasted = self._lasted(runs, now)
         known = lasted.num_ended + lasted.num_given_up
-        return np.where(known >= LASTED_ENOUGH, lasted.num_ended / np.maximum(known, 1), 1.0)
+        unknown = np.where(runs.kind <= UNUSED_KIND, self._samples.part_ended.take(lasted.slots), 1.0)
+        return np.where(known >= LASTED_ENOUGH, lasted.num_ended / np.maximum(known, 1), unknown)
 
     def is_known(self, runs: PageRuns, now: float) -> Bool:
         """[n] where `LASTED_ENOUGH` of the waits lasted as long, or a return is announced for later than now."""

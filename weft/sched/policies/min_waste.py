@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.cache.runs import PageRuns
+from weft.cache.runs import UNUSED_KIND, PageRuns
 from weft.core.step import F64, Bool
 from weft.core.waits import WaitKind
 from weft.sched.policies.estimators import WaitEstimator, elapsed_s
@@ -40,8 +40,6 @@ KEPT_S = 600.0
 prompts are mostly back within ten minutes, and a tenant that has gone takes no room from others for longer."""
 KEPT_CHANCE = 0.05
 """A tenant that loses what it uses less often than this computes at most 5 % of it again."""
-UNUSED_KIND = 1
-"""Index of `UNUSED` in the kinds of every snapshot. Those behind it are of runs that something waits for."""
 SPARED_FROM = 0.1
 """Ratio from which on newcomers do not take a run. Equation 5 would have 1, if a newcomer did nothing but work with the
 memory. But its session waits too, and computes for a small part of the time for which it holds KV: that part is what

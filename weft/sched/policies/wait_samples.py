@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from weft.core.step import F64, I64, Bool
+
+Rows = TypeVar("Rows", F64, I64, Bool)
 
 EPSILON = 1e-9
 ENOUGH = 20
@@ -109,14 +111,15 @@ class Lasted(NamedTuple):
 
 
 class WaitSamples:
-    """`ended_s` [slots, WIDTH]: waits that ended, in ascending order, then inf. `is_own` [slots]: whether they are one
-    tenant's. Slot 0 is empty forever.
+    """`ended_s` [slots, WIDTH]: waits that ended, in ascending order, then inf. `part_ended` [slots]: the part of all
+    waits that did; 1 of none. `is_own` [slots]: whether they are one tenant's. Slot 0 is empty forever.
 
     Waits whose runs were given up count until then: such a wait might have ended at any time after.
     """
 
     def __init__(self) -> None:
         self.ended_s: F64 = np.full((16, WIDTH), np.inf)
+        self.part_ended: F64 = np.ones(16)
         self.is_own: Bool = np.zeros(16, np.bool_)
         self._counts: I64 = np.zeros((2, 16), np.int64)
         """[2, slots] of all waits, and of those that ended."""
@@ -197,6 +200,7 @@ class WaitSamples:
         waits, ended = self._rings[slot, order], self._has_ended[slot, order]
         num_ended = np.count_nonzero(ended)
         self._counts[:, slot] = count, num_ended
+        self.part_ended[slot] = num_ended / count if count else 1.0
         self._all_s[slot, :count], self._all_s[slot, count:] = waits, np.inf
         self._ended_from[slot, :count], self._ended_from[slot, count:] = ended[::-1].cumsum()[::-1], 0
         self.ended_s[slot, :num_ended], self.ended_s[slot, num_ended:] = waits[ended], np.inf
@@ -216,11 +220,11 @@ class WaitSamples:
         self._num_groups += not is_shared
         slot, self._num_slots = self._num_slots, self._num_slots + 1
         if slot == len(self.is_own):
-            rows = (self.ended_s, self._all_s, self.is_own, self._ended_from, self._rings, self._has_ended)
-            self.ended_s, self._all_s, self.is_own, self._ended_from, self._rings, self._has_ended = (
-                np.concatenate([row, np.zeros_like(row)]) for row in rows
-            )
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)], axis=1)
+            self.part_ended = np.concatenate([self.part_ended, np.ones_like(self.part_ended)])
+            self.is_own, self._has_ended = _doubled(self.is_own), _doubled(self._has_ended)
+            self.ended_s, self._all_s, self._rings = map(_doubled, (self.ended_s, self._all_s, self._rings))
+            self._ended_from = _doubled(self._ended_from)
             self.ended_s[slot:] = self._all_s[slot:] = np.inf
         self.is_own[slot] = not is_shared
         return slot
@@ -230,3 +234,8 @@ class WaitSamples:
         if group.num_observed >= ENOUGH:
             self._table = None
         return group.slot
+
+
+def _doubled(rows: Rows) -> Rows:
+    """As many rows of zeros behind them."""
+    return np.concatenate([rows, np.zeros_like(rows)])
