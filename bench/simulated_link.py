@@ -5,7 +5,7 @@ of its results has measured.
                                    [--json FILE] [--resume] [--jobs 1] [--most N]
 
 One run of these requests takes a server a quarter of an hour and says little: close to overload, a page more or less
-changes the order of everything after it, and the latency by a seventh. Here every contender plays many seeds, each in
+changes the order of everything after it, and the latency by a sixth. Here every contender plays many seeds, each in
 three pools that differ by two pages. Latencies are given as ratios to `lru` with the same tier and the same requests.
 The same file gives the same figures on any machine.
 """

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.cache.integrity import check_integrity
 from weft.cache.manager import KVCache
-from weft.cache.nodes import Wait, waits_for
+from weft.cache.nodes import Node, Wait, waits_for
 from weft.cache.runs import PREFIX, UNUSED, PageRuns, Ranking
 from weft.core.ids import pack_tokens
 
@@ -121,3 +121,30 @@ def test_what_is_not_worth_a_copy_leaves_the_host_first_and_gets_none() -> None:
     noted.moves = True
     noted.leave([3] * 16, 3.0)
     assert noted.cache.tiers.host.num_free < 32
+
+
+def test_the_host_drops_what_was_used_longer_ago_be_it_on_the_device_too_or_not() -> None:
+    noted = Noted(6, 4)
+    tiers = noted.cache.tiers
+    first, second, third = [1] * 8, [2] * 8, [3] * 8
+
+    def node_of(tokens: list[int]) -> Node | None:
+        nodes = next(iter(noted.cache.trees().values())).nodes()
+        return next((node for node in nodes if node.tokens.startswith(pack_tokens(tokens[:1]))), None)
+
+    for now, tokens in enumerate((first, second, third), 1):
+        noted.leave(tokens, float(now))
+    copied = node_of(second)
+    assert copied is not None
+    assert noted.cache.copy_out(copied)
+    noted.step()
+    noted.leave([*second, 2], 4.0)
+    noted.leave([4] * 8, 5.0)
+    alone = node_of(first)
+    assert alone is not None
+    assert not alone.on_device
+    assert tiers.host.num_free == 0
+    noted.leave([5] * 8, 6.0)
+    assert node_of(first) is None, "it was used before the second one, whose copy stays"
+    assert copied.on_device
+    assert copied.copies

@@ -303,3 +303,21 @@ def test_what_ends_is_free_once_the_steps_in_flight_are_done(
     assert tiers.device.num_fenced == tiers.host.num_fenced == 0
     assert tiers.num_available == tiers.device.num_pages
     assert not stepped.scheduler.has_work
+
+
+@pytest.mark.parametrize(
+    ("policy", "copies"), [("lru", True), ("min_waste", True), ("swap", False), ("discard", False)]
+)
+def test_policies_that_act_when_a_wait_begins_copy_nothing_ahead(policy: str, copies: bool) -> None:
+    stepped = Stepped(num_pages=24, num_host_pages=60, policy=policy)
+    stepped.open(1, TOKENS[:44])
+    stepped.generate(1, 3)
+    stepped.run()
+    stepped.release(1)
+    stepped.open(8, [800] * 8)
+    stepped.generate(8, 40)
+    moved = 0
+    while stepped.scheduler.has_work:
+        stepped.turn()
+        moved += sum(len(scheduled.step.swap_outs) for scheduled in stepped.in_flight)
+    assert (moved > 0) is copies

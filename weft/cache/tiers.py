@@ -450,9 +450,9 @@ class TieredPages:
 
     def _room_on_host(self, count: int, now: float) -> bool:
         """Whether the host has, or gets by forgetting, `count` free pages: first what is not worth a copy any more.
-        Then, of what only the host has and of second copies of what is on the device, that which was used longer ago:
-        without its copy, what is given up next on the device would have to be copied again, or be forgotten where the
-        link is slow."""
+        Then the first in the order of what only the host has, or the oldest second copy of what is on the device,
+        whichever was used longer ago: without its copy, what is given up next on the device would have to be copied
+        again, or be forgotten where the link is slow."""
         if count > self.host_room:
             return False
         while self.host.num_free < count:
