@@ -61,7 +61,7 @@ def test_what_the_forks_have_themselves_is_not_waited_for() -> None:
         stepped.fork(1, child)
     stepped.run()
     for seq in FORKS:  # the page that each computes next begins with six tokens that all of them have
-        stepped.append(seq, [500, *range(600 + 20 * seq, 615 + 20 * seq)])
+        stepped.append(seq, list(range(600 + 20 * seq, 616 + 20 * seq)))
         stepped.generate(seq, 4)
     stepped.turn()
     assert not any(stepped.sequence(seq).state is SequenceState.DEFERRED for seq in FORKS)

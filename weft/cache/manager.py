@@ -20,7 +20,7 @@ from weft.cache.copies import Copies
 from weft.cache.explicit import ExplicitRuns
 from weft.cache.given_up import prefix_numbers
 from weft.cache.index_writer import IndexWriter
-from weft.cache.nodes import Node, Wait
+from weft.cache.nodes import Node, Wait, least_common
 from weft.cache.page_table import PageTable
 from weft.cache.prefix_index import PrefixIndex
 from weft.cache.radix import InFlightPrefix, Match, Partial, RadixTree
@@ -55,7 +55,7 @@ class KVCache:
         self.index = PrefixIndex(num_device_pages, num_host_pages, page_size, rank)
         self.tiers = self.index.tiers
         self._writer = IndexWriter(self.index)
-        self.half_page = max(1, page_size // 2)
+        self.least_common = least_common(page_size)
         """Tokens that are worth waiting for."""
         self.explicit = ExplicitRuns(self.index)
         self.retention = Retention(self.index, int(num_device_pages * max_pinned_fraction))
@@ -82,7 +82,7 @@ class KVCache:
     def in_flight(
         self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, num_own: int
     ) -> InFlightPrefix | None:
-        """The in-flight prefix of the namespace that gives at least half a page more of `tokens[:max_tokens]` than
+        """The in-flight prefix of the namespace that gives at least `least_common` more of `tokens[:max_tokens]` than
         `match` and a copy of the best page after it, and than the `num_own` tokens with KV that the table has. None:
         there is nothing worth waiting for."""
         if not match.node.in_flight:
@@ -92,7 +92,7 @@ class KVCache:
             return None
         num_known = max(self.num_found(table, match, tokens, max_tokens), num_own)
         gain = min(match.num_pages * self.page_size + found.num_tokens, max_tokens) - num_known
-        return found if gain >= self.half_page else None
+        return found if gain >= self.least_common else None
 
     def acquire_cost(self, match: Match, num_tokens: int) -> int:
         """Device pages that a table with `match` takes out of what is available as it grows to `num_tokens`."""

@@ -22,17 +22,23 @@ MAX_WAITS_PER_NODE = 8
 """Waits of closed sequences that end at the same node; the oldest is forgotten for a newer one."""
 
 
+def least_common(page_size: int) -> int:
+    """The common tokens that are worth waiting for while another sequence computes them: a quarter of a page. Waiting
+    takes no time of the device while others run, and plans put calls that begin alike next to each other."""
+    return max(1, page_size // 4)
+
+
 class InFlightRuns:
     """Runs of whole pages that sequences at the end of a node are computing: sequence number -> tokens.
 
-    Found by their first page, or by the first half of it: a shorter beginning is not worth waiting for.
+    Found by their first page, or by the first `least_common` tokens of it.
     """
 
     __slots__ = ("_by_start", "_runs")
 
     def __init__(self) -> None:
         self._runs: dict[int, tuple[bytes, bytes, bytes]] = {}
-        """(tokens, first page, first half page)."""
+        """(tokens, first page, its beginning)."""
         self._by_start: dict[bytes, dict[int, None]] = {}
 
     def __contains__(self, seq: object) -> bool:
@@ -43,8 +49,8 @@ class InFlightRuns:
 
     def add(self, seq: int, run: bytes, page_bytes: int) -> None:
         """A sequence computes a run of whole pages, which is not empty."""
-        half = page_bytes // TOKEN_BYTES // 2 or 1
-        self._runs[seq] = run, run[:page_bytes], run[: half * TOKEN_BYTES]
+        least = least_common(page_bytes // TOKEN_BYTES)
+        self._runs[seq] = run, run[:page_bytes], run[: least * TOKEN_BYTES]
         for start in self._runs[seq][1:]:
             self._by_start.setdefault(start, {})[seq] = None
 
@@ -57,7 +63,7 @@ class InFlightRuns:
                 del self._by_start[start]
 
     def beginning(self, start: bytes, but: int) -> Iterator[tuple[int, bytes]]:
-        """(sequence, tokens) of the newest runs with this first page or half page, except that of sequence `but`."""
+        """(sequence, tokens) of the newest runs with this first page, or beginning of it, except that of sequence `but`."""
         for seq in itertools.islice(reversed(self._by_start.get(start, {})), MAX_SIBLINGS_SCANNED):
             if seq != but:
                 yield seq, self._runs[seq][0]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.cache.given_up import namespace_number
-from weft.cache.nodes import MAX_SIBLINGS_SCANNED, Node, Tier
+from weft.cache.nodes import MAX_SIBLINGS_SCANNED, Node, Tier, least_common
 from weft.core.ids import TOKEN_BYTES
 
 SHORT_RUN = 32
@@ -59,7 +59,7 @@ class InFlightPrefix(NamedTuple):
     num_tokens: int
     """Tokens after the match that it shares."""
     num_pages: int
-    """Pages from the start that the other must have indexed for all of them but less than half a page to be found."""
+    """Pages from the start that the other must have indexed for all of them but less than `least_common` to be found."""
 
 
 class RadixTree:
@@ -109,19 +109,19 @@ class RadixTree:
 
     def in_flight(self, match: Match, tokens: bytes, max_tokens: int, seq: int) -> InFlightPrefix | None:
         """The sequence other than `seq` that is computing, right after `match`, most of the tokens that follow it in
-        `tokens[:max_tokens]`: at least half a page of them. Looks at `MAX_SIBLINGS_SCANNED` sequences."""
+        `tokens[:max_tokens]`: at least `least_common` of them. Looks at `MAX_SIBLINGS_SCANNED` sequences."""
         if match.child is not None:
             return None
         following = tokens[match.num_pages * self._page_bytes : max_tokens * TOKEN_BYTES]
-        half = self._page_bytes // TOKEN_BYTES // 2 or 1
-        for start in (following[: self._page_bytes], following[: half * TOKEN_BYTES]):
+        least_bytes = least_common(self._page_bytes // TOKEN_BYTES) * TOKEN_BYTES
+        for start in (following[: self._page_bytes], following[:least_bytes]):
             best = max(
                 ((common_tokens(run, following), other) for other, run in match.node.in_flight.beginning(start, seq)),
                 default=None,
             )
             if best is not None:
                 whole, rest = divmod(best[0] * TOKEN_BYTES, self._page_bytes)
-                return InFlightPrefix(best[1], best[0], match.num_pages + whole + (rest >= half * TOKEN_BYTES))
+                return InFlightPrefix(best[1], best[0], match.num_pages + whole + (rest >= least_bytes))
         return None
 
     def ends(self, match: Match, tokens: bytes) -> Iterator[Node]:

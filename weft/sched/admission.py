@@ -45,7 +45,7 @@ class Admission:
         limit = num_reshaped = 0
         is_fresh = not sequence.num_computed and not sequence.table.pages
         may_look = self._config.prefix_cache or sequence.wait is not None
-        has_many_new = len(sequence.tokens) - sequence.num_computed > self._cache.half_page  # few are not looked for
+        has_many_new = len(sequence.tokens) - sequence.num_computed > self._cache.least_common
         stands_with_others = has_many_new and bool(sequence.table.pages) and self._stands_with_others(sequence)
         if sequence.returning or (is_fresh and may_look) or stands_with_others:
             limit = self._reuse_limit(sequence)
@@ -148,9 +148,9 @@ class Admission:
         return may_look and not has_more
 
     def _gains(self, sequence: Sequence, match: Match, tokens: bytes, limit: int) -> bool:
-        """Whether a match has at least half a page of KV more than a sequence that has kept its pages."""
+        """Whether a match has at least `KVCache.least_common` tokens of KV more than a sequence that has kept its pages."""
         num_found = self._cache.num_found(sequence.table, match, tokens, limit)
-        return num_found >= sequence.num_computed + self._cache.half_page
+        return num_found >= sequence.num_computed + self._cache.least_common
 
     def _reuse_limit(self, sequence: Sequence) -> int:
         """How many tokens may come from the prefix index: one at least is left to compute."""
