@@ -13,6 +13,7 @@ ones that it has; `--most` ends the command after so many.
     pools     trading and debate in pools of a third of all KV, and of all
     order     hit rates of trading by the order of calls alone, query by query too (Helium, table 4)
     scaling   trading by rows, branches, rounds and engines (Helium, figure 8)
+    machine   the workflows of `bench.workflows` on one engine with the costs that `weft profile` measured on a CPU
 
 and Parrot's section 8, LLaMA 13B on an A100 and 7B on four A6000:
 
@@ -28,7 +29,8 @@ over the *minimum* (tokens of the trie of all prompts and outputs that no call d
 the larger of all work, with each different token computed once in full steps, and the longest chain of calls, by the
 cost model. To be quick, all lengths of these workflows are divided by 4, and so are the KV pool and its pages, while
 reading a KV entry takes four times as long: all terms of a run's time are divided by 4, and the tokens of a step are as
-many. Times are given as they are simulated, a quarter.
+many. Times are given as they are simulated, a quarter. In `machine` lengths are those of `bench.workflows`, divided by
+8, while pages and costs are not: it tells what the real benchmark would find without noise.
 """
 
 from __future__ import annotations
@@ -36,17 +38,20 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from bench.simulations import Simulations, add_arguments, find_parts, gather
 from bench.workflows import parrot
-from bench.workflows.floor import PAGE_SIZE
-from bench.workflows.played import CONTENDERS, least, play, shrunk
+from bench.workflows.floor import PAGE_SIZE, POOLS, Floor
+from bench.workflows.played import CONTENDERS, ROOMY_TOKENS, engine_settings, least, play, shrunk
 from bench.workflows.shapes import SHAPES, Workload, workload
 from weft.cli.bench.record import heading, surroundings
 from weft.sim.devices import Device, find_device
+from weft.sim.run import SimulationSettings
+from weft.sim.workflow_run import SpelledPrompts
 
 DEVICE, ENGINES = "qwen3-8b-h100", 2
 BASELINES = ("clients", "operator-wise")
@@ -63,7 +68,9 @@ PARTS_FOR_EQUAL_CALLS = ("weft-unmerged", "weft-cache-cold", "weft-cache-warm")
 SCALE = 4
 """Divides all lengths, see `shrunk`."""
 SCALED_ROWS, SCALED_BRANCHES, SCALED_ROUNDS, SCALED_ENGINES = (8, 16, 40, 80), (4, 8, 16), (2, 3, 4, 5), (1, 2, 4)
-POOLS = {"small": 1 / 3, "large": 1.25}
+MEASURED = Path(__file__).parent / "results/profile-qwen3-0.1b-epyc-zen3-2-cores.json"
+MEASURED_SCALE, MEASURED_CALLS, MEASURED_STEP_TOKENS = 8, 90, 512
+"""Of the real benchmark with `--calls 90`, on a CPU."""
 ABLATED = ("map_reduce_mmlu", "map_reduce_tatqa", "debate_mmlu", "debate_tatqa", "reflect_tatqa", "trading")
 """Not those over reviews, which take as long with all parts as with none."""
 IN_POOLS = ("debate_tatqa", "trading")
@@ -82,20 +89,40 @@ class Setting(NamedTuple):
     engines: int = ENGINES
     kv_tokens: int | None = None
     """Of each engine."""
+    measured: bool = False
+    """Whether it is one of `bench.workflows`, on the machine of `MEASURED`."""
 
     def __str__(self) -> str:
         kind = "merged" if self.merged else "distinct"
         options = ("rows", self.rows), ("branches", self.branches), ("rounds", self.rounds), ("KV", self.kv_tokens)
         given = "".join(f", {name} {value}" for name, value in options if value is not None)
-        return f"{self.name}, {kind}{given}, {self.engines} engines"
+        return f"{self.name}, {kind}{given}, {'measured machine' if self.measured else f'{self.engines} engines'}"
+
+    @property
+    def scale(self) -> int:
+        """Divides the engine's pages, see `shrunk`."""
+        return 1 if self.measured else SCALE
+
+    @property
+    def prompts(self) -> SpelledPrompts:
+        """On the measured machine as long as those of the real benchmark."""
+        return SpelledPrompts(names_roles=self.measured)
 
     def work(self) -> Workload:
+        if self.measured:
+            return workload(self.name, MEASURED_SCALE, MEASURED_CALLS, duplicates=self.merged)
         changes = {name: value for name, value in (("branches", self.branches), ("rounds", self.rounds)) if value}
         return workload(self.name, SCALE, duplicates=self.merged, num_rows=self.rows, **changes)
 
     def device(self) -> Device:
+        if self.measured:
+            return find_device(str(MEASURED), kv_tokens=self.kv_tokens or ROOMY_TOKENS)
         device = shrunk(find_device(DEVICE), SCALE)
         return device if self.kv_tokens is None else msgspec.structs.replace(device, kv_tokens=self.kv_tokens)
+
+    def engine_settings(self, policy: str) -> SimulationSettings:
+        sizes = {"max_step_tokens": MEASURED_STEP_TOKENS} if self.measured else {}
+        return engine_settings(policy=policy, **sizes)
 
 
 class FloorCase(NamedTuple):
@@ -110,7 +137,9 @@ class FloorCase(NamedTuple):
 
     def run(self) -> dict[str, Any]:
         """A `Floor`, and its calls."""
-        found = least(self.setting.work(), self.setting.device(), self.setting.engines)
+        setting = self.setting
+        settings = setting.engine_settings("min_waste")
+        found = least(setting.work(), setting.device(), setting.engines, settings, setting.prompts)
         return {**found._asdict(), "seconds": found.seconds}
 
 
@@ -127,8 +156,10 @@ class PlayedCase(NamedTuple):
 
     def run(self) -> dict[str, Any]:
         """A `PlayedRun`."""
-        setting = self.setting
-        found = play(setting.work(), CONTENDERS[self.contender], setting.device(), setting.engines, scale=SCALE)
+        setting, contender = self.setting, CONTENDERS[self.contender]
+        options = {"scale": setting.scale, "prompts": setting.prompts}
+        settings = setting.engine_settings(contender.policy)
+        found = play(setting.work(), contender, setting.device(), setting.engines, settings, **options)
         return {**found._asdict(), "hit_rate": found.hit_rate}
 
 
@@ -177,6 +208,26 @@ class Parts:
         settings += [Setting("trading", True, engines=count) for count in SCALED_ENGINES]
         return self._table(settings, ("weft", "clients"))
 
+    def machine(self) -> Found:
+        """One engine with the costs of a measured machine, in the pools of the real benchmark, and the mean gain of
+        workflows without equal calls in each."""
+        asked = [one._replace(engines=1, measured=True) for one in self._settings()]
+        floors = gather(self._find, [FloorCase(one) for one in asked])
+        by_pool: dict[str, list[Setting]] = {pool: [] for pool in POOLS}
+        for case, found in floors.items():
+            floor = Floor(*(found[name] for name in Floor._fields))
+            for pool, part in POOLS.items():
+                by_pool[pool].append(case.setting._replace(kv_tokens=floor.pool_tokens(part)))
+        contenders = ("weft", "clients", "weft-unplanned", "operator-wise")
+        table = self._table([one for settings in by_pool.values() for one in settings], contenders)
+        means = {
+            f"mean, distinct, {pool} pool": _mean_gains(
+                [table[str(one)] for one in settings if not one.merged], contenders
+            )
+            for pool, settings in by_pool.items()
+        }
+        return {**table, **means}
+
     def _settings(self) -> list[Setting]:
         """Without equal calls, and with those that a workflow has."""
         with_equals = [name for name in self._names if workload(name, SCALE, num_rows=1).has_equal_calls]
@@ -200,9 +251,7 @@ class Parts:
         means = {}
         for merged in (False, True):
             rows = [table.get(str(Setting(name, merged)), table[str(Setting(name, False))]) for name in self._names]
-            means[f"mean, {'merged' if merged else 'distinct'}"] = {
-                name: {"gain": statistics.fmean(row[name]["gain"] for row in rows)} for name in ("weft", *BASELINES)
-            }
+            means[f"mean, {'merged' if merged else 'distinct'}"] = _mean_gains(rows, ("weft", *BASELINES))
         return {**table, **means}
 
     def chain(self) -> Found:
@@ -229,6 +278,10 @@ class Parts:
 def gather_both(find: Callable[[Any], Any], *groups: Sequence[Any]) -> dict[Any, Any]:
     """As `gather`, of cases of several kinds."""
     return gather(find, [case for group in groups for case in group])
+
+
+def _mean_gains(rows: Sequence[Found], contenders: Sequence[str]) -> dict[str, dict[str, float]]:
+    return {name: {"gain": statistics.fmean(row[name]["gain"] for row in rows)} for name in contenders}
 
 
 def _figures(run: Found, floor: Found, reference_s: float) -> dict[str, Any]:
@@ -262,7 +315,10 @@ def shown(found: Found) -> Iterable[str]:
             )
 
 
-ALL_PARTS = ("helium", "order", "ablation", "pools", "scaling", "chain", "beside", "map_reduce", "users", "mixed")
+ALL_PARTS = (
+    *("helium", "order", "ablation", "pools", "scaling", "machine"),
+    *("chain", "beside", "map_reduce", "users", "mixed"),
+)
 
 
 def main() -> None:

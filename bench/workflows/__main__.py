@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import statistics
 import sys
@@ -42,7 +41,7 @@ from bench import alone
 from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_server
 from bench.resume import continued
 from bench.workflows.clients import STRATEGIES, Answers, GraphClient, Used, run_clients
-from bench.workflows.floor import PAGE_SIZE, Floor, FloorEngines, floor_of
+from bench.workflows.floor import PAGE_SIZE, POOLS, Floor, FloorEngines, floor_of
 from bench.workflows.shapes import SHAPES, Workload, salted, workload
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, heading, surroundings, write_record
@@ -61,8 +60,6 @@ from weft.worker.memory import usable_cores
 from weft.worker.sizing import kernel_threads
 from weft.workflow.targets import RunOptions
 
-POOLS = {"small": 1 / 3, "large": 1.25}
-"""Pool -> its tokens over those of the trie. Copies of partial pages and pages of running calls need a margin."""
 VLLM = "vllm"
 REFERENCE = "clients"
 WEFT: Mapping[str, RunOptions] = {
@@ -147,7 +144,7 @@ def floor_here(args: argparse.Namespace, work: Workload, checkpoint: Path, kv_to
         raise RuntimeError("the benchmark renders prompts otherwise than the server")
     engines = None
     if args.profile is not None:
-        forward = decode_profile(json.dumps(json.loads(args.profile.read_text())["profile"]).encode()).forward
+        forward = decode_profile(args.profile.read_bytes()).forward
         config = EngineConfig()
         engines = FloorEngines(forward, kv_tokens, config.max_running, step_tokens(config))
     return floor_of(work.graph, calls, engines)

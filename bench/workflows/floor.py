@@ -12,6 +12,8 @@ from weft.workflow.graph import WorkflowGraph, canonical
 from weft.workflow.graph.nodes import uses
 
 PAGE_SIZE = 16
+POOLS = {"small": 1 / 3, "large": 1.25}
+"""Pool -> its tokens over those of the trie. Copies of partial pages and pages of running calls need a margin."""
 Calls = Mapping[tuple[int, str], tuple[Sequence[int], Sequence[int]]]
 """(row, node) -> token ids of the prompt and of the answer."""
 

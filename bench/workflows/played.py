@@ -32,7 +32,7 @@ from weft.workflow.run.state import RunState
 MODEL = "simulated"
 _AT_ONCE = Concurrency()
 ROOMY_TOKENS = 20_000_000
-_PROMPTS = SpelledPrompts()
+SPELLED = SpelledPrompts()
 
 
 class Contender(NamedTuple):
@@ -131,20 +131,21 @@ def engine_settings(**changes: Any) -> SimulationSettings:
 
 def play(
     work: Workload, contender: Contender, device: Device, num_engines: int, settings: SimulationSettings | None = None,
-    *, scale: int = 1, on_call: Callable[[PlayedCall], None] = lambda played: None,
+    *, scale: int = 1, prompts: SpelledPrompts = SPELLED, on_call: Callable[[PlayedCall], None] = lambda played: None,
 ) -> PlayedRun:  # fmt: skip
     """Run a workload to its end. `scale` divides its lengths, see `shrunk`: as many times more calls end with a step,
     so as many more may wait."""
     settings = settings or engine_settings(policy=contender.policy)
     cache: dict[str, ModelAnswer] | None = None if contender.cache == "none" else {}
+    options: dict[str, Any] = {"scale": scale, "cache": cache, "prompts": prompts}
     if contender.cache == "warm":
         earlier = work._replace(rows=tuple(map(_of_another_day, work.rows)))
         cluster = _cluster_of(contender, device, settings, [[]] * num_engines)
-        _run(player_of(earlier, contender, device, settings, cluster, scale=scale, cache=cache), cluster)
+        _run(player_of(earlier, contender, device, settings, cluster, **options), cluster)
     rows_seen = _RowCount()
     digests = [StepDigest() for _ in range(num_engines)]
     cluster = _cluster_of(contender, device, settings, [[digest, rows_seen] for digest in digests])
-    player = player_of(work, contender, device, settings, cluster, scale=scale, cache=cache, on_call=on_call)
+    player = player_of(work, contender, device, settings, cluster, on_call=on_call, **options)
     seconds = _run(player, cluster)
     stats = [engine.scheduler.stats() for engine in cluster.engines]
     counts = player.counts.calls
@@ -192,7 +193,7 @@ def _of_another_day(row: Mapping[str, str]) -> dict[str, str]:
 
 def player_of(
     work: Workload, contender: Contender, device: Device, settings: SimulationSettings, cluster: SimulatedCluster,
-    *, scale: int = 1, **options: Any,
+    *, scale: int = 1, prompts: SpelledPrompts = SPELLED, **options: Any,
 ) -> WorkflowPlayer:  # fmt: skip
     """A contender with its workload, ready to begin on a cluster."""
     graph = canonical(work.graph if contender.merges else _drawn(work.graph))
@@ -206,14 +207,17 @@ def player_of(
     rounds = None
     if planning.needs_plans:
         known = {node.id: {"output_tokens": node.request["max_tokens"]} for node in graph.nodes}  # type: ignore[union-attr]
-        sources = sources_of(device, settings, len(cluster.engines))
+        sources = sources_of(device, settings, len(cluster.engines), prompts)
         rounds = PlanRounds(graph, order, sources, known if contender.is_profiled else None, planning)
     count = len(cluster.engines)
     limits = limits._replace(waiting_calls=limits.waiting_calls * count * scale, calls=limits.calls * count)
-    return WorkflowPlayer(cluster, state, work.rows, limits, rounds, continues=contender.continues, **options)
+    options |= {"continues": contender.continues, "prompts": prompts}
+    return WorkflowPlayer(cluster, state, work.rows, limits, rounds, **options)
 
 
-def sources_of(device: Device, settings: SimulationSettings, num_engines: int) -> PlanSources:
+def sources_of(
+    device: Device, settings: SimulationSettings, num_engines: int, prompts: SpelledPrompts = SPELLED
+) -> PlanSources:
     """What plans for equal engines are made of."""
     engines = [
         PlanEngine(
@@ -222,10 +226,13 @@ def sources_of(device: Device, settings: SimulationSettings, num_engines: int) -
         )
         for replica in range(num_engines)
     ]  # fmt: skip
-    return PlanSources(lambda model: _PROMPTS, engines, MODEL)
+    return PlanSources(lambda model: prompts, engines, MODEL)
 
 
-def least(work: Workload, device: Device, num_engines: int, settings: SimulationSettings | None = None) -> Floor:
+def least(
+    work: Workload, device: Device, num_engines: int, settings: SimulationSettings | None = None,
+    prompts: SpelledPrompts = SPELLED,
+) -> Floor:  # fmt: skip
     """What a workload needs at least on these engines, its equal calls made once. Plays it once on an engine with room
     for everything."""
     settings = settings or engine_settings()
@@ -235,7 +242,7 @@ def least(work: Workload, device: Device, num_engines: int, settings: Simulation
         calls[one.row, one.path] = (unpack_tokens(one.call.prompt), unpack_tokens(one.call.answer))
 
     roomy = msgspec.structs.replace(device, kv_tokens=ROOMY_TOKENS)
-    play(work, CONTENDERS["clients-merged"], roomy, 1, settings, on_call=note)
+    play(work, CONTENDERS["clients-merged"], roomy, 1, settings, prompts=prompts, on_call=note)
     steps = settings.max_running, settings.max_step_tokens
     return floor_of(work.graph, calls, FloorEngines(device.forward, device.kv_tokens, *steps, num_engines))
 

@@ -22,6 +22,7 @@ from bench.workflows.shapes import SHAPES, workload
 from weft.core.cost.model import StepShape
 from weft.sim.cluster import SimulatedCall, SimulatedCluster
 from weft.sim.devices import Device, find_device, linear_forward
+from weft.worker.build import STEP_TOKENS
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.run.settings import NO_PLANS, PlanSettings
 
@@ -126,6 +127,22 @@ def test_parts_are_found_from_simulations(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list(shown(found))) == 1 * (1 + 3) + 2 * (1 + 3)
     kept = Simulations(tmp_path / "found.json", resume=True, module="bench.simulated_workflows")
     assert Parts(kept, ["debate_mmlu"]).helium() == found
+
+
+def test_the_measured_machine_is_that_of_the_real_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert STEP_TOKENS["cpu", "interactivity"] == simulated_workflows.MEASURED_STEP_TOKENS
+    monkeypatch.setattr(simulated_workflows, "MEASURED_CALLS", 12)
+    simulations = Simulations(module="bench.simulated_workflows")
+    parts = Parts(simulations, ["debate_mmlu"])
+    for _ in range(2):  # the pools follow from the floors
+        with pytest.raises(Unknown) as unknown:
+            parts.machine()
+        simulations.make(unknown.value.cases, 1)
+    found = parts.machine()
+    small, large = (row for name, row in found.items() if "KV" in name)
+    assert large["weft"]["prefill"] <= small["weft"]["prefill"]
+    assert small["weft"]["over_bound"] >= 1.0
+    assert found["mean, distinct, large pool"]["clients"] == {"gain": 1.0}
 
 
 # Applications of Parrot

@@ -399,6 +399,13 @@ class TestFiles:
         shape = StepShape.chunk(100)
         assert profile.cost_model().predict_forward_s(shape) == profile.forward.predict_s(shape)
 
+    def test_what_weft_profile_writes_to_a_file_is_read_too(self):
+        profile = self.profile()
+        record = {"machine": {"cpu": "x"}, "profile": json.loads(encode_profile(profile))}
+        assert decode_profile(json.dumps(record).encode()) == profile
+        with pytest.raises(ConfigError, match="no cost profile"):
+            decode_profile(json.dumps(record | {"profile": {"format": "x"}}).encode())
+
     def test_the_key_is_that_of_everything_that_matters(self):
         keys = {IDENTITY.key}
         for name in IDENTITY.__struct_fields__:

@@ -64,6 +64,13 @@ def test_sharing_costs_at_most_four_steps_and_computes_full_pages_once(num_share
         assert computed <= num_shared // PAGE * PAGE + 48 * (num_shared % PAGE + num_own)
 
 
+@pytest.mark.parametrize("num_shared", [0, 3, 4, 7, 15])
+def test_a_quarter_of_a_page_is_waited_for(num_shared: int) -> None:
+    is_waited_for = num_shared >= PAGE // 4
+    _, computed = num_steps(48, num_shared)
+    assert computed == 48 * ROW + num_shared * (1 if is_waited_for else 48)
+
+
 def lines_of_a_step(driver: Driver) -> int:
     """Lines of the scheduler and the cache that one step executes: what it touches, without a clock."""
     count = 0

@@ -63,7 +63,7 @@ class InFlightRuns:
                 del self._by_start[start]
 
     def beginning(self, start: bytes, but: int) -> Iterator[tuple[int, bytes]]:
-        """(sequence, tokens) of the newest runs with this first page, or beginning of it, except that of sequence `but`."""
+        """(sequence, tokens) of the newest runs with this first page or beginning, except that of sequence `but`."""
         for seq in itertools.islice(reversed(self._by_start.get(start, {})), MAX_SIBLINGS_SCANNED):
             if seq != but:
                 yield seq, self._runs[seq][0]

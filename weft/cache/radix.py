@@ -59,7 +59,7 @@ class InFlightPrefix(NamedTuple):
     num_tokens: int
     """Tokens after the match that it shares."""
     num_pages: int
-    """Pages from the start that the other must have indexed for all of them but less than `least_common` to be found."""
+    """Pages from the start that the other must index until all but less than `least_common` of them are found."""
 
 
 class RadixTree:

@@ -133,7 +133,7 @@ def interceptions(
         typer.Option(
             "--device",
             metavar="NAME|FILE",
-            help="gptj-6b-a100, vicuna-13b-2xa100, or a profile that `weft profile` stored.",
+            help="gptj-6b-a100, vicuna-13b-2xa100, or a profile of `weft profile` (`--json`).",
             rich_help_panel=ENGINE_PANEL,
         ),
     ] = DEFAULT_DEVICE,

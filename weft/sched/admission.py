@@ -148,7 +148,7 @@ class Admission:
         return may_look and not has_more
 
     def _gains(self, sequence: Sequence, match: Match, tokens: bytes, limit: int) -> bool:
-        """Whether a match has at least `KVCache.least_common` tokens of KV more than a sequence that has kept its pages."""
+        """Whether a match has `KVCache.least_common` tokens of KV more than a sequence that has kept its pages."""
         num_found = self._cache.num_found(sequence.table, match, tokens, limit)
         return num_found >= sequence.num_computed + self._cache.least_common
 

@@ -35,12 +35,20 @@ _NEAR: Callable[[str], float] = lambda path: 0.0  # noqa: E731
 
 class SpelledPrompts:
     """`weft.workflow.analysis.prompts.PromptTokens` of a model that does not exist: each character is a token, and a
-    message has a mark of three tokens before it and one of two behind it."""
+    message has a mark before it and one of two tokens behind it."""
+
+    def __init__(self, *, names_roles: bool = False):
+        """The mark before a message has three tokens. With `names_roles` it has the name of the role, so that prompts
+        are as long as with the byte tokenizer of random checkpoints."""
+        self._names_roles = names_roles
 
     def chat(self, messages: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> str:
         """As `PromptTokens.chat`."""
-        said = "".join(f"\x02{message['role'][0]}\x03{message['content']}\x04\n" for message in messages)
-        return f"{said}\x02a\x03"
+        said = "".join(f"{self._mark(message['role'])}{message['content']}\x04\n" for message in messages)
+        return said + self._mark("assistant")
+
+    def _mark(self, role: str) -> str:
+        return f"\x02{role if self._names_roles else role[0]}\x03"
 
     def encode(self, text: str) -> Sequence[int]:
         """As `PromptTokens.encode`."""
@@ -98,6 +106,7 @@ class WorkflowPlayer:
         *,
         cache: MutableMapping[str, ModelAnswer] | None = None,
         continues: bool = True,
+        prompts: SpelledPrompts | None = None,
         sessions: Callable[[int], str] = lambda row: "",
         round_trip_s: Callable[[str], float] = _NEAR,
         on_call: Callable[[PlayedCall], None] = lambda played: None,
@@ -122,7 +131,7 @@ class WorkflowPlayer:
         self._keeper: PrefixKeeper | None = None
         if rounds is not None and rounds.settings.pins:
             self._keeper = PrefixKeeper(rounds, state, _Engines(cluster))
-        self._prompts = SpelledPrompts()
+        self._prompts = prompts or SpelledPrompts()
         self._sessions, self._round_trip_s = sessions, round_trip_s
         self._on_call, self._on_done = on_call, on_done
         self._num_calls = self._num_waiting = 0

@@ -154,11 +154,13 @@ def encode_profile(profile: Profile) -> bytes:
 
 
 def decode_profile(data: bytes) -> Profile:
-    """The inverse of `encode_profile`.
+    """The inverse of `encode_profile`; takes what `weft profile --json` wrote too, which has the profile as a field.
 
     Raises `ConfigError` for bytes that are not a profile, are of another format, or hold impossible values.
     """
     try:
+        record = msgspec.json.decode(data, type=_Record)
+        data = bytes(record.profile) or data
         header = msgspec.json.decode(data, type=_Header)
         if header.format != FORMAT:
             raise ConfigError(f"its format is {header.format}, not {FORMAT}; run `weft profile` again")
@@ -171,6 +173,12 @@ def decode_profile(data: bytes) -> Profile:
     if fault is not None:
         raise ConfigError(f"{fault}: it was edited or damaged; run `weft profile` again")
     return profile
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """What has a profile beside the machine and the versions that it was measured with."""
+
+    profile: msgspec.Raw = msgspec.Raw()
 
 
 class _Header(msgspec.Struct, frozen=True):
