@@ -138,7 +138,7 @@ class FloorCase(NamedTuple):
     def run(self) -> dict[str, Any]:
         """A `Floor`, and its calls."""
         setting = self.setting
-        settings = setting.engine_settings("min_waste")
+        settings = setting.engine_settings(CONTENDERS["clients-merged"].policy)
         found = least(setting.work(), setting.device(), setting.engines, settings, setting.prompts)
         return {**found._asdict(), "seconds": found.seconds}
 

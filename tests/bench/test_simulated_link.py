@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from bench import simulated_link
@@ -10,6 +12,7 @@ from bench.simulated_link import MEASURED, LinkCase, Machine, compared, contende
 from bench.simulations import Simulations
 
 SMALL = Machine(MEASURED, 0.3, 5)
+STORED = MEASURED.with_name("simulated-slow-link-epyc-zen3.json")
 
 
 def test_the_machine_is_the_measured_one_with_its_slow_link() -> None:
@@ -49,3 +52,9 @@ def test_contenders_play_the_same_requests_in_the_same_pools(monkeypatch: pytest
     base = [found(case)["recomputed_tokens"] for case in wanted if (case.policy, case.tier) == ("lru", 0.0)]
     assert table["min_waste, tier 0"]["recomputed"] == pytest.approx(sum(own) / sum(base))
     assert len(list(shown(table))) == len(table)
+
+
+def test_the_stored_result_is_of_this_code() -> None:
+    """Of its simulations, one of the cheapest is made again."""
+    case = LinkCase(Machine(MEASURED, 0.08, 40), "lru", 0.0, 3, 0)
+    assert case.run() == json.loads(STORED.read_text())["simulations"][case.key]

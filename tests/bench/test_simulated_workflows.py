@@ -13,7 +13,7 @@ import pytest
 
 from bench import simulated_workflows
 from bench.simulated_workflows import FloorCase, Parts, PlayedCase, Setting, shown
-from bench.simulations import Simulations, Unknown
+from bench.simulations import Case, Simulations, Unknown
 from bench.workflows import applications as apps
 from bench.workflows import parrot, tokens
 from bench.workflows.floor import Floor, FloorEngines, floor_of
@@ -27,7 +27,9 @@ from weft.workflow.graph import graph_from_dict
 from weft.workflow.run.settings import NO_PLANS, PlanSettings
 
 SCALE = 2
-STORED = Path(__file__).parents[2] / "bench/results/simulated-workflows.json"
+RESULTS = Path(simulated_workflows.__file__).parent / "results"
+STORED = RESULTS / "simulated-workflows.json"
+REAL = RESULTS / "workflows-distinct-epyc-zen3-2-cores.json"
 
 
 def device(kv_tokens: int) -> Device:
@@ -145,6 +147,13 @@ def test_the_measured_machine_is_that_of_the_real_benchmark(monkeypatch: pytest.
     assert found["mean, distinct, large pool"]["clients"] == {"gain": 1.0}
 
 
+def test_prompts_on_the_measured_machine_are_those_of_the_real_benchmark() -> None:
+    real = json.loads(REAL.read_text())["results"]["reflect_tatqa"]["floor"]
+    floor = FloorCase(Setting("reflect_tatqa", False, engines=1, measured=True)).run()
+    counts = ("trie", "minimum", "longest")
+    assert [floor[name] for name in counts] == [real[name] for name in counts]
+
+
 # Applications of Parrot
 
 
@@ -198,10 +207,21 @@ def test_requests_of_chat_have_times() -> None:
     assert figures["per_token_s"] > figures["tpot_s"] >= alone_s
 
 
-def test_the_stored_result_is_of_this_code() -> None:
-    """Of its simulations, one of the cheapest is made again."""
+ON_MACHINE = Setting("reflect_tatqa", False, engines=1, kv_tokens=2128, measured=True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        parrot.ApplicationCase("chain", "weft", (2048.0, 50.0)),
+        PlayedCase("clients", ON_MACHINE),
+        PlayedCase("weft", ON_MACHINE),
+    ],
+    ids=lambda case: case.key,
+)
+def test_the_stored_result_is_of_this_code(case: Case) -> None:
+    """Of its simulations, some of the cheapest are made again: without plans, with a cache that is short, with both."""
     stored = json.loads(STORED.read_text())
-    case = parrot.ApplicationCase("chain", "weft", (2048.0, 50.0))
     assert case.run() == stored["simulations"][case.key]
 
 
