@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 
 import numpy as np
@@ -30,7 +31,7 @@ class Noted:
             count = len(runs.since_s)
             return Ranking(runs.since_s, np.full(count, self.moves), *np.zeros((2, count), np.bool_))
 
-        def note(tenant: str, kind: str, seconds: float, was_used: bool) -> None:
+        def note(tenant: str, kind: str, seconds: float, was_used: bool, since_s: float = math.nan) -> None:
             (self.told if was_used else self.given_up).append((kind, seconds))
 
         self.cache.tiers.rank_by(rank, dict, note)

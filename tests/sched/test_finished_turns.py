@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from weft.cache.given_up import namespace_number, prefix_numbers
+from weft.cache.nodes import Wait
 from weft.core.ids import pack_tokens
 from weft.core.step import U64
 from weft.sched.finished_turns import MAX_TAIL, MAX_TURNS, FinishedTurns
@@ -22,8 +23,10 @@ def numbers(tokens: list[int], namespace: str = "") -> U64:
 
 
 def add(turns: FinishedTurns, prompt: list[int], answer: list[int], namespace: str = "") -> list[int]:
-    turns.add("chat", pack_tokens(prompt + answer), len(prompt), numbers(prompt, namespace))
-    return prompt + answer
+    tokens = prompt + answer
+    wait = Wait(0, "", "chat", 0.0, is_open=False, num_tokens=len(tokens))
+    turns.add(wait, pack_tokens(tokens), len(prompt), numbers(prompt, namespace))
+    return tokens
 
 
 def ask(turns: FinishedTurns, tokens: list[int], namespace: str = "") -> int | None:
@@ -107,15 +110,14 @@ def test_only_the_last_turns_and_the_first_tokens_of_an_answer_are_remembered() 
     assert ask(turns, [*long[:-2], 1]) is None, "past what is remembered of it"
 
 
-def test_a_turn_is_continued_for_the_first_time_once() -> None:
+def test_a_continued_turn_says_what_waited_and_how_much_of_it_is_left() -> None:
     turns = FinishedTurns()
     turn = add(turns, SYSTEM + OPEN, [7, 8, 9])
     for tokens, expected in (
         (SYSTEM + OPEN, None),
         ([*SYSTEM[:-1], 99, *OPEN, 7, 8, 9], None),
-        ([*turn, *END], ("chat", None, True, 45)),
-        ([*turn, 55], ("chat", None, False, 45)),
-        ([*turn[:-1], 55], ("chat", 44, False, 44)),
+        ([*turn, *END], ("chat", None, 45)),
+        ([*turn[:-1], 55], ("chat", 44, 44)),
     ):
         found = turns.find(pack_tokens(tokens), numbers(tokens))
-        assert found == expected
+        assert (None if found is None else (found.wait.kind, *found[1:])) == expected

@@ -8,6 +8,7 @@ import pytest
 
 from tests.sched.test_decisions import Alone
 from weft.cache.manager import KVCache
+from weft.cache.nodes import Wait
 from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
@@ -23,7 +24,7 @@ class Noting(LruPolicy):
     def __init__(self) -> None:
         self.told: list[tuple[str, str, float]] = []
 
-    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         self.told.append((tenant, kind, wait_s))
 
 
@@ -136,16 +137,78 @@ def test_a_newer_turn_supersedes_the_wait_of_the_older() -> None:
     engine = Engine(num_pages=40)
     engine.plain(1, [7] * 20)
     engine.plain(2, [7] * 20 + [5, 9])
-    waits = [wait for node in engine.cache.trees()[""].nodes() for wait in node.waits.values()]
-    assert [(wait.seq, wait.kind, wait.num_tokens) for wait in waits] == [(2, "chat", 23)]
+    assert [(wait.seq, wait.kind, wait.num_tokens) for wait in waits_of(engine)] == [(2, "chat", 23)]
+
+
+def waits_of(engine: Engine) -> list[Wait]:
+    """All that wait for KV that is still there."""
+    return [w for tree in engine.cache.trees().values() for node in tree.nodes() for w in node.waits.values()]
+
+
+GONE = [6] * 10
+"""A prompt; its turn has token 5 behind it."""
+
+
+def engine_without_its_kv() -> tuple[Engine, Noting]:
+    """An engine on which a turn with `GONE` ended in the first seconds, whose pages others have taken since."""
+    policy = Noting()
+    engine = Engine(policy, num_pages=8)
+    engine.plain(1, GONE, kind="tools")
+    engine.now = 100.0
+    for seq in range(2, 6):
+        engine.plain(seq, [seq + 50] * 40, tenant="another", kind="")
+    assert not waits_of(engine)
+    return engine, policy
+
+
+def test_a_wait_ends_with_its_return_though_its_kv_is_gone() -> None:
+    engine, policy = engine_without_its_kv()
+    told = len(policy.told)
+    engine.now = 200.0
+    usage = engine.plain(7, [*GONE, 5, 9])
+    assert usage.num_cached_tokens == 0
+    engine.plain(8, [31] * 60)  # asks the policy: too few pages are free
+    assert [wait_s for _, kind, wait_s in policy.told[told:] if kind == "tools"] == [pytest.approx(200, abs=8)]
+    assert engine.scheduler.stats().wait_returns["tools"] == {"recomputed": 1}
+
+
+@pytest.mark.parametrize("is_return", [True, False])
+def test_a_return_whose_kv_is_gone_goes_before_newcomers_like_any_other(is_return: bool) -> None:
+    engine, _ = engine_without_its_kv()
+    engine.request(10, 8, first=10)
+    engine.request(11, 8, first=11)
+    tokens = [*GONE, 5, 9] if is_return else [*GONE[:-1], 5, 9]
+    engine.say(
+        wire.Open(seq=12),
+        wire.Append(seq=12, op=120, tokens=pack_tokens(tokens)),
+        wire.Generate(seq=12, op=121, stop=StopParams(max_tokens=1)),
+    )
+    waiting = [engine.sequence(handle) for handle in (10, 11, 12)]
+    assert [sequence.place.is_return for sequence in waiting] == [False, False, is_return]
+    assert waiting[2].place.first_s < 100 if is_return else waiting[2].place.first_s >= 100
+
+
+def test_a_wait_ends_with_a_return_that_renders_the_answer_differently() -> None:
+    engine = Engine()
+    engine.say(
+        wire.Open(seq=1),
+        wire.Append(seq=1, op=10, tokens=pack_tokens([7] * 30)),
+        wire.Generate(seq=1, op=11, stop=StopParams(max_tokens=4)),
+    )
+    engine.run()
+    engine.say(wire.Release(seq=1, kind="chat"))
+    [wait] = waits_of(engine)
+    usage = engine.plain(2, [*[7] * 30, 5, 8, 9], kind="")
+    assert usage.num_cached_tokens == usage.first_different_token == 31
+    assert wait.has_ended
+    assert not waits_of(engine), "nothing waits for the rest of the answer any more"
 
 
 def test_the_turn_of_another_tenant_ends_no_wait() -> None:
     engine = Engine(num_pages=40)
     engine.plain(1, [7] * 20, tenant="a")
     engine.plain(2, [7] * 20 + [5, 9], tenant="b")
-    waits = [w for tree in engine.cache.trees().values() for node in tree.nodes() for w in node.waits.values()]
-    assert sorted(wait.tenant for wait in waits) == ["a", "b"]
+    assert sorted(wait.tenant for wait in waits_of(engine)) == ["a", "b"]
 
 
 def test_a_flood_of_prompts_takes_nothing_from_a_tenant_within_its_share() -> None:

@@ -59,7 +59,9 @@ def test_a_policy_that_expects_nothing_is_told_of_waits_all_the_same() -> None:
     told = []
 
     class Noting(LruPolicy):
-        def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+        def observe(
+            self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan
+        ) -> None:
             told.append((tenant, kind, wait_s))
 
     log = WaitLog()

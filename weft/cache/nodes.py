@@ -169,6 +169,7 @@ class Wait:
         "end",
         "expected_s",
         "first_s",
+        "has_ended",
         "is_open",
         "kind",
         "num_kv",
@@ -218,6 +219,8 @@ class Wait:
         """Of a closed sequence: its age (`QueuePlace`), which the sequence that continues it inherits."""
         self.was_cut = False
         """Whether some of its KV is gone."""
+        self.has_ended = False
+        """Of a closed sequence: whether a request has continued it."""
         self.end: Node | None = None
         """Where its KV ends; None: nothing is left of it."""
 

@@ -7,23 +7,27 @@ locks. Owned by `weft.cache.tiers`; the manager says which runs sequences find.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from typing import Protocol
 
 from weft.cache.nodes import Node
 from weft.cache.runs import PREFIX, UNUSED
 from weft.core.waits import label_of
 
-Observe = Callable[[str, str, float, bool], None]
-"""Told (tenant, kind, seconds, whether it was used then): for how long a run was of no use before it was found, or was
-given up."""
+
+class Observe(Protocol):
+    """Told for how long a run was of no use before it was found, or was given up."""
+
+    def __call__(self, tenant: str, kind: str, seconds: float, was_used: bool, since_s: float = math.nan) -> None:
+        """`since_s`: when the wait of a client began that goes on; nan: nothing waits for the run."""
 
 
 class RunUses:
     """What is told of runs when they are found, and when they go."""
 
     def __init__(self) -> None:
-        self.observe: Observe = lambda tenant, kind, seconds, was_used: None
+        self.observe: Observe = lambda tenant, kind, seconds, was_used, since_s=math.nan: None
         self.moved_pages: Counter[tuple[str, str]] = Counter()
         """(label of the kind of wait, "host" or "nowhere") -> pages given up so, of the device, and of the host that
         only the host had."""
@@ -49,7 +53,7 @@ class RunUses:
         for wait in node.waits.values():
             if not (wait.is_open or wait.was_cut or wait.kind == PREFIX):
                 wait.was_cut = True
-                self.observe(wait.tenant, wait.kind, now - wait.since_s, False)
+                self.observe(wait.tenant, wait.kind, now - wait.since_s, False, wait.since_s)
 
 
 def _label(node: Node) -> str:

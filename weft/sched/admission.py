@@ -77,14 +77,15 @@ class Admission:
         found = sequence.num_computed if match is None else match.num_pages * self._cache.page_size
         self._sequences.run(sequence, sequence.total - found, now)
         if match is not None:
+            arrival_s = _arrival_s(sequence, now)
             if not stands_with_others:
-                self._interception.end_continued(sequence, match, tokens, _arrival_s(sequence, now))
+                self._interception.end_continued(sequence, match, tokens, arrival_s)
             is_own = sequence.wait is not None
             if is_own:
                 self._interception.unpark(sequence, now)
             sequence.returning = False
             acquired = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=is_own)
-            self._reuse(sequence, acquired, tokens, now)
+            self._reuse(sequence, acquired, tokens, arrival_s)
         if tokens and sequence.reuse_limit is None:
             self._cache.announce(sequence.table, tokens, len(sequence.tokens))
         if sequence.returned_kind:
@@ -158,14 +159,14 @@ class Admission:
         limit = limit if sequence.reuse_limit is None else min(limit, sequence.reuse_limit)
         return max(limit, 0)
 
-    def _reuse(self, sequence: Sequence, found: Acquired, tokens: bytes, now: float) -> None:
+    def _reuse(self, sequence: Sequence, found: Acquired, tokens: bytes, arrival_s: float) -> None:
         cached = found.num_tokens
         sequence.sources.found(sequence.num_computed, cached, found.num_from_host)
         sequence.adopt_kv(cached, cached)
         if sequence.high_water == 0:
             self._log.counters.prefix_queries += len(sequence.tokens)
             self._log.counters.prefix_hits += cached
-            self._interception.first_found(sequence, tokens, cached)
+            self._interception.first_found(sequence, tokens, cached, arrival_s)
 
 
 def _arrival_s(sequence: Sequence, now: float) -> float:

@@ -1,4 +1,7 @@
-"""`FinishedTurns`: where the next turn of a plain client stops to be what the turn before it was.
+"""`FinishedTurns`: which turn of a plain client a request continues, and where it stops to be what that turn was.
+
+It knows turns whose KV is gone too, so their waits end with the request that continues them as any others do, and that
+request has the age of the session.
 
 A client that sends a conversation again expects that the turn before it is found whole. A chat template may render an
 old answer differently from how it was generated: without its reasoning, with rewritten arguments of a tool call. Then
@@ -17,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.cache.nodes import Wait
 from weft.cache.radix import common_tokens
 from weft.core.ids import TOKEN_BYTES
 from weft.core.step import U64
@@ -29,23 +33,20 @@ MAX_COMPARED = 32
 
 
 class _Turn(NamedTuple):
-    kind: str
+    wait: Wait
     tail: bytes
     """Its tokens from the opening of its answer on."""
     opening: bytes
     """The last tokens of its prompt, with which `tail` begins."""
-    num_tokens: int
 
 
 class ContinuedTurn(NamedTuple):
     """The turn that a request continues."""
 
-    kind: str
-    """What its client did meanwhile."""
+    wait: Wait
+    """What has waited for the request."""
     first_different: int | None
     """Index of the first token that differs from it; None: the request has the whole turn."""
-    is_first: bool
-    """Whether no request has continued it before."""
     num_tokens: int
     """Its first tokens, prompt and answer, that the request has; of a tail that is not known whole, as many as may
     be."""
@@ -60,26 +61,24 @@ class FinishedTurns:
         """[MAX_TURNS] tokens before `tail`."""
         self._numbers = np.zeros(MAX_TURNS, np.uint64)
         """[MAX_TURNS] number of the prefix of those tokens (`weft.cache.given_up`)."""
-        self._is_new = np.zeros(MAX_TURNS, np.bool_)
-        """[MAX_TURNS] whether no request has continued it."""
         self._next = 0
         """Place of the next turn, and of the oldest one where there are `MAX_TURNS`."""
 
     def __bool__(self) -> bool:
         return bool(self._turns)
 
-    def add(self, kind: str, tokens: bytes, num_prompt: int, numbers: U64) -> None:
-        """A turn has ended with these tokens, the first `num_prompt` of which were its prompt. `numbers` [n + 1] are
-        those of its prefixes, the empty one included, up to at least the prompt."""
+    def add(self, wait: Wait, tokens: bytes, num_prompt: int, numbers: U64) -> None:
+        """A turn has ended with these tokens, the first `num_prompt` of which were its prompt, and waits for its
+        client. `numbers` [n + 1] are those of its prefixes, the empty one included, up to at least the prompt."""
         start = max(num_prompt - MAX_OPENING, 0)
         first, opened, last = (place * TOKEN_BYTES for place in (start, num_prompt, start + MAX_TAIL))
-        turn = _Turn(kind, tokens[first:last], tokens[first:opened], len(tokens) // TOKEN_BYTES)
+        turn = _Turn(wait, tokens[first:last], tokens[first:opened])
         place = self._next
         if place == len(self._turns):
             self._turns.append(turn)
         else:
             self._turns[place] = turn
-        self._starts[place], self._numbers[place], self._is_new[place] = start, numbers[start], True
+        self._starts[place], self._numbers[place] = start, numbers[start]
         self._next = (place + 1) % MAX_TURNS
 
     def find(self, tokens: bytes, numbers: U64) -> ContinuedTurn | None:
@@ -102,9 +101,8 @@ class FinishedTurns:
         end, is_whole, is_continued, place = best
         if not is_continued or end == len(tokens) // TOKEN_BYTES:
             return None
-        is_first, self._is_new[place] = bool(self._is_new[place]), False
-        turn = self._turns[place]
-        return ContinuedTurn(turn.kind, None if is_whole else end, is_first, turn.num_tokens if is_whole else end)
+        wait = self._turns[place].wait
+        return ContinuedTurn(wait, None if is_whole else end, wait.num_tokens if is_whole else end)
 
 
 def _common_end(opening: bytes, tokens: bytes) -> int:

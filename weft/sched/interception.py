@@ -159,8 +159,8 @@ class Interception:
                 pages[tenant] = pages.get(tenant, 0) + len(table.pages) - table.num_indexed
         return pages
 
-    def _note_unused(self, tenant: str, kind: str, seconds: float, was_used: bool) -> None:
-        self.waits.past.append(PastWait(tenant, kind, seconds, math.nan, was_used))
+    def _note_unused(self, tenant: str, kind: str, seconds: float, was_used: bool, since_s: float = math.nan) -> None:
+        self.waits.past.append(PastWait(tenant, kind, seconds, math.nan, was_used, since_s))
 
     def _rank(self, runs: PageRuns, now: float) -> Ranking:
         self.waits.tell(self.policy)
@@ -310,24 +310,24 @@ class Interception:
             num_written = min(num_written, num_pages * self._cache.page_size)
         retained = None if sequence.retained is None or sequence.retained.ended else sequence.retained
         action = self.policy.at_start(kind) if kind and hold is None else "keep"
+        wait = Wait(
+            sequence.seq,
+            sequence.tenant,
+            kind,
+            now,
+            is_open=False,
+            num_tokens=len(tokens),
+            num_kv=min(max(sequence.high_water, sequence.num_computed), len(tokens)),
+            request_id=sequence.request_id,
+            first_s=sequence.place.first_s,
+            active_s=sequence.place.active_s,
+            expected_s=None if how.expected_in_s is None else now + how.expected_in_s,
+        )
         if action == "discard" and retained is None:
             self._discard(sequence, kind, now, None)
         elif not kind and retained is None:
             self._cache.free(table, tokens, num_written, now)
         else:
-            wait = Wait(
-                sequence.seq,
-                sequence.tenant,
-                kind,
-                now,
-                is_open=False,
-                num_tokens=len(tokens),
-                num_kv=min(max(sequence.high_water, sequence.num_computed), len(tokens)),
-                request_id=sequence.request_id,
-                first_s=sequence.place.first_s,
-                active_s=sequence.place.active_s,
-                expected_s=None if how.expected_in_s is None else now + how.expected_in_s,
-            )
             self._cache.free(table, tokens, num_written, now, wait=wait)
             if end is not None:
                 self._mark(wait, end)  # it was parked, and its table empty
@@ -344,7 +344,7 @@ class Interception:
                 self._move_out(wait, action, now)
             self._remember(wait)
         if kind and hold is None and sequence.num_prompt and self._config.prefix_cache:
-            self._note_turn(sequence, kind)
+            self._note_turn(sequence, wait)
 
     def finished_turns(self, tenant: str) -> Iterator[Wait]:
         """The waits of closed sequences of a tenant of whose KV something is left."""
@@ -363,10 +363,10 @@ class Interception:
         num_pages = self._cache.discard(sequence.table, now, fence)
         self._cache.tiers.uses.moved_pages[label_of(kind), "nowhere"] += num_pages
 
-    def _note_turn(self, sequence: Sequence, kind: str) -> None:
+    def _note_turn(self, sequence: Sequence, wait: Wait) -> None:
         tokens = sequence.tokens.tobytes()
         numbers = self._cache.prefix_numbers(sequence.table, tokens[: sequence.num_prompt * TOKEN_BYTES])
-        self._turns.add(kind, tokens, sequence.num_prompt, numbers)
+        self._turns.add(wait, tokens, sequence.num_prompt, numbers)
 
     def _mark(self, wait: Wait, end: Node) -> None:
         wait.attach(end)
@@ -409,9 +409,10 @@ class Interception:
             found = "host"
         self.waits.returned(kind, found)
 
-    def first_found(self, sequence: Sequence, tokens: bytes, num_found: int) -> None:
-        """A sequence with these tokens got its first KV, that of `num_found` tokens: note which of the others had some
-        before, how many of them are of the turn that it continues, and where it stops to be that turn."""
+    def first_found(self, sequence: Sequence, tokens: bytes, num_found: int, arrival_s: float) -> None:
+        """A sequence that arrived at `arrival_s` with these tokens got its first KV, that of `num_found` of them: note
+        which of the others had some before, how many are of the turn that it continues, and where it stops to be that
+        turn."""
         sequence.high_water = num_found
         given_up = self._cache.tiers.given_up
         if not given_up and not self._turns:
@@ -423,8 +424,9 @@ class Interception:
         if turn is not None:
             sequence.first_different = turn.first_different
             sequence.sources.continued = max(sequence.sources.continued, turn.num_tokens)
-            if turn.is_first:
-                self._count_found(sequence, turn.kind, min(sequence.high_water, len(sequence.tokens) - 1))
+            if not turn.wait.has_ended:
+                self._end_closed(turn.wait, sequence, arrival_s)
+                self._cache.retention.supersede(turn.wait, arrival_s)
 
     def unpark(self, sequence: Sequence, now: float) -> None:
         """The sequence has found what is left of its pages, or needs none of them."""
@@ -439,8 +441,9 @@ class Interception:
         tokens = sequence.index_keys.tobytes()
         match = self._cache.lookup(sequence.table, tokens, len(sequence.tokens))
         waits = self._continued(sequence, match, tokens)
-        if waits:
-            place, last = sequence.place, waits[-1]
+        last = waits[-1] if waits else self._wait_without_kv(sequence, tokens)
+        if last is not None:
+            place = sequence.place
             place.first_s, place.active_s, place.num_known = last.first_s, last.active_s, last.num_tokens
             place.arrive(now, now - last.since_s, self._config.return_order, self._config.aging_s)
 
@@ -450,11 +453,26 @@ class Interception:
         for wait in waits:
             self._cache.retention.supersede(wait, arrival_s)
         if waits:
-            last = waits[-1]
-            sequence.sources.continued = max(sequence.sources.continued, last.num_kv)
-            announced_s = math.nan if last.expected_s is None else last.expected_s - last.since_s
-            waited_s = max(0.0, arrival_s - last.since_s)
-            self.waits.past.append(PastWait(last.tenant, last.kind, waited_s, announced_s))
+            sequence.sources.continued = max(sequence.sources.continued, waits[-1].num_kv)
+            self._end_closed(waits[-1], sequence, arrival_s)
+
+    def _end_closed(self, wait: Wait, sequence: Sequence, arrival_s: float) -> None:
+        """The wait of a closed sequence ends with a sequence that has arrived at `arrival_s`."""
+        wait.has_ended = True
+        sequence.returned_kind = wait.kind
+        announced_s = math.nan if wait.expected_s is None else wait.expected_s - wait.since_s
+        waited_s = max(0.0, arrival_s - wait.since_s)
+        self.waits.past.append(PastWait(wait.tenant, wait.kind, waited_s, announced_s, since_s=wait.since_s))
+
+    def _wait_without_kv(self, sequence: Sequence, tokens: bytes) -> Wait | None:
+        """The wait of the turn that a new sequence with these tokens is the first to continue, though it finds nothing
+        of the turn's answer: its KV is gone, or the answer is rendered differently."""
+        if not self._turns:
+            return None
+        turn = self._turns.find(tokens, self._cache.prefix_numbers(sequence.table, tokens))
+        if turn is None or turn.wait.has_ended or turn.wait.tenant != sequence.tenant:
+            return None
+        return turn.wait
 
     def _continued(self, sequence: Sequence, match: Match, tokens: bytes) -> list[Wait]:
         """The waits of closed sequences of the same tenant that a new sequence continues, whose tokens have the prefix

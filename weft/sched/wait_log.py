@@ -6,6 +6,7 @@ times a second. Counts have the labels of `weft.core.waits`, of which there are 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -36,6 +37,8 @@ class PastWait(NamedTuple):
     announced_s: float
     """How long it was announced to take; nan: it was not."""
     has_ended: bool = True
+    since_s: float = math.nan
+    """When the wait of a client began; nan: that of an open sequence, or a run that nothing waits for."""
 
 
 @runtime_checkable
@@ -75,7 +78,7 @@ class WaitLog:
                         self.ratios[label] = Histogram(WAIT_RATIO_BUCKETS)
                     self.ratios[label].observe(wait.wait_s / expected_s)
         for wait in past:
-            policy.observe(wait.tenant, wait.kind, wait.wait_s, ended=wait.has_ended)
+            policy.observe(wait.tenant, wait.kind, wait.wait_s, ended=wait.has_ended, since_s=wait.since_s)
 
 
 def _at_start(waits: list[PastWait]) -> PageRuns:

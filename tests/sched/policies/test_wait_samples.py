@@ -56,6 +56,39 @@ def test_what_ended_and_what_was_given_up_are_apart() -> None:
             assert found.ended_s[found.first.item()] == min(waits[last][longer & ended[last]], default=np.inf)
 
 
+def chance(samples: WaitSamples, waited_s: float) -> float:
+    """Of waits of tenant t and kind k."""
+    return samples.lasted(samples.slots(("t",), ("k",))[0], np.array([waited_s])).chance.item()
+
+
+def test_the_chance_of_an_end_by_hand() -> None:
+    # Of 20 waits the first 8 end after 1 to 8 s, 6 are given up after 10 s, then 2 of the 6 left end after 20 s.
+    samples = WaitSamples()
+    waits = [(float(seconds), True) for seconds in range(1, 9)] + [(10.0, False)] * 6 + [(20.0, True)] * 2
+    for wait_s, ended in [*waits, *[(30.0, False)] * 4]:
+        samples.add("t", "k", wait_s, ended=ended)
+    late = 2 / 6
+    assert chance(samples, 9.0) == chance(samples, 20.0) == pytest.approx(late)
+    assert chance(samples, 5.0) == pytest.approx(4 / 16 + 12 / 16 * late)
+    assert chance(samples, 0.0) == pytest.approx(8 / 20 + 12 / 20 * late)
+    assert chance(samples, 25.0) == chance(samples, 1e6) == pytest.approx(1 / 5), "as of the five longest"
+    assert WaitSamples().lasted(np.array([0]), np.array([3.0])).chance.item() == 1, "nothing is known"
+
+
+def test_clients_whose_runs_were_given_up_wait_on_until_they_come_back() -> None:
+    samples = WaitSamples()
+    for number in range(ENOUGH):
+        samples.add("t", "k", 1.0, since_s=float(number))
+    for number in range(10):
+        samples.add("t", "k", 2.0, ended=False, since_s=100.0 + number)
+    assert chance(samples, 1.5) == 0
+    for number in range(3, 10):
+        samples.add("t", "k", 50.0 - number, since_s=100.0 + number)  # at 150 s
+    assert chance(samples, 1.5) == pytest.approx(0.7), "each counts once, and the first three wait on"
+    assert chance(samples, 46.0) == pytest.approx(2 / 5)
+    assert samples.ended_s[samples.slots(("t",), ("k",)).item(), ENOUGH + 6] == 47
+
+
 def test_a_flood_of_kinds_replaces_only_its_tenants_own() -> None:
     samples = WaitSamples()
     learn(samples, "neighbour", "shell", 5.0)

@@ -6,16 +6,14 @@ since its last use.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import numpy as np
 
-from weft.cache.runs import UNUSED, UNUSED_KIND, PageRuns
+from weft.cache.runs import UNUSED, PageRuns
 from weft.core.step import F64, Bool
-from weft.sched.policies.wait_samples import Lasted, WaitSamples
-
-LASTED_ENOUGH = 5
-"""Waits that lasted as long as the one in question; of fewer, no quantile is taken."""
+from weft.sched.policies.wait_samples import LASTED_ENOUGH, Lasted, WaitSamples
 
 
 class WaitEstimator(Protocol):
@@ -42,7 +40,7 @@ class WaitEstimator(Protocol):
         """[n] whether the answers rest on enough waits of the kind, or on an announced return."""
         ...
 
-    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         """A wait ended after `wait_s` seconds; without `ended`, its run was given up after so long, before it did."""
         ...
 
@@ -72,7 +70,7 @@ class ElapsedEstimator:
         """[n] zeros."""
         return np.zeros(len(runs.since_s), np.bool_)
 
-    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         """Nothing is learned from a wait."""
 
 
@@ -97,7 +95,7 @@ class OracleEstimator:
         """[n] where a return was announced."""
         return ~np.isnan(runs.expected_s)
 
-    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         """Nothing is learned from a wait."""
 
 
@@ -115,10 +113,10 @@ class LearnedEstimator:
         self._samples = WaitSamples()
         self._last: tuple[PageRuns, float, Lasted] | None = None
 
-    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         """Learn from a wait that lasted `wait_s` seconds, until it ended or its run was given up."""
         self._last = None
-        self._samples.add(tenant, kind, wait_s, ended=ended)
+        self._samples.add(tenant, kind, wait_s, ended=ended, since_s=since_s)
 
     def remaining_s(self, runs: PageRuns, now: float) -> F64:
         """[n] seconds: the announced time of return, or the median of what was still to come in earlier waits of the
@@ -132,14 +130,9 @@ class LearnedEstimator:
         return np.where(announced, runs.expected_s - now, found) if announced.any() else found
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
-        """[n] of the waits that lasted as long, the part that ended, the others being those whose runs were given up.
-
-        Where too few are known: 1, for something waits for the run and may come at any time; for a run that nothing
-        waits for, the part of all that were seen."""
-        lasted = self._lasted(runs, now)
-        known = lasted.num_ended + lasted.num_given_up
-        unknown = np.where(runs.kind <= UNUSED_KIND, self._samples.part_ended.take(lasted.slots), 1.0)
-        return np.where(known >= LASTED_ENOUGH, lasted.num_ended / np.maximum(known, 1), unknown)
+        """[n] from the waits that lasted as long. Where fewer than `LASTED_ENOUGH` did, as for the longest wait of
+        which so many are known: what has waited for longer must not count as more likely to be used."""
+        return self._lasted(runs, now).chance
 
     def is_known(self, runs: PageRuns, now: float) -> Bool:
         """[n] where `LASTED_ENOUGH` of the waits lasted as long, or a return is announced for later than now."""

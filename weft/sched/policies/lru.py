@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from weft.cache.runs import PageRuns
@@ -39,5 +41,5 @@ class LruPolicy:
         """[n] zeros: newcomers get pages as everything else does."""
         return np.zeros(len(runs.since_s), np.bool_)
 
-    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         """Nothing is learned from a wait."""

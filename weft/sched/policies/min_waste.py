@@ -24,6 +24,7 @@ swap.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -108,9 +109,9 @@ class MinWastePolicy:
         is_awaited = (runs.kind > UNUSED_KIND) & ~runs.over_share & ~runs.explicit
         return is_awaited & self.estimator.is_known(runs, load.now) & (self._ratio(runs, load) >= SPARED_FROM)
 
-    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         """A wait ended, or its run was given up before: the estimator learns from it."""
-        self.estimator.observe(tenant, kind, wait_s, ended=ended)
+        self.estimator.observe(tenant, kind, wait_s, ended=ended, since_s=since_s)
         self._last = None
 
     def _ratio(self, runs: PageRuns, load: Load) -> F64:

@@ -6,6 +6,7 @@ policy's ranks into a choice. `PageRuns`, the other snapshot, is the prefix inde
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -79,7 +80,7 @@ class InterceptPolicy(Protocol):
         """[n] whether a newcomer waits rather than have the run given up, as long as other sequences run."""
         ...
 
-    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+    def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         """A wait ended after `wait_s` seconds; of kinds "prefix" and "unused", a run was used again after so long.
         Without `ended`, its run was given up after so long, before that."""
         ...

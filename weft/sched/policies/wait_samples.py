@@ -22,6 +22,8 @@ Rows = TypeVar("Rows", F64, I64, Bool)
 EPSILON = 1e-9
 ENOUGH = 20
 """Samples from which a group is used."""
+LASTED_ENOUGH = 5
+"""Waits that lasted as long as the one in question; of fewer, no quantile is taken."""
 WIDTH = 128
 """Columns of a slot, a power of two."""
 STEPS = tuple(1 << bit for bit in reversed(range(WIDTH.bit_length() - 1)))
@@ -91,6 +93,9 @@ class Lasted(NamedTuple):
     """[n]."""
     num_given_up: I64
     """[n] of those whose runs were given up before they ended."""
+    chance: F64
+    """[n] that such a wait ends with a use of the run, also where fewer than `LASTED_ENOUGH` lasted as long: then that
+    of a wait as long as the longest of which so many are known. 1 where no wait is known."""
 
     def remaining_s(self, part: float) -> F64:
         """[n] the quantile `part` of the remaining times, between order statistics at part * (m + 1) of m, so that a
@@ -111,15 +116,15 @@ class Lasted(NamedTuple):
 
 
 class WaitSamples:
-    """`ended_s` [slots, WIDTH]: waits that ended, in ascending order, then inf. `part_ended` [slots]: the part of all
-    waits that did; 1 of none. `is_own` [slots]: whether they are one tenant's. Slot 0 is empty forever.
+    """`ended_s` [slots, WIDTH]: waits that ended, in ascending order, then inf. `is_own` [slots]: whether they are
+    one tenant's. Slot 0 is empty forever.
 
-    Waits whose runs were given up count until then: such a wait might have ended at any time after.
+    The wait of a client whose run was given up goes on, and its end is seen: until then it counts for as long as it has
+    lasted. A run that nothing waits for counts until it was given up: it might have been used at any time after.
     """
 
     def __init__(self) -> None:
         self.ended_s: F64 = np.full((16, WIDTH), np.inf)
-        self.part_ended: F64 = np.ones(16)
         self.is_own: Bool = np.zeros(16, np.bool_)
         self._counts: I64 = np.zeros((2, 16), np.int64)
         """[2, slots] of all waits, and of those that ended."""
@@ -127,7 +132,13 @@ class WaitSamples:
         """[slots, WIDTH] all waits in ascending order, then inf."""
         self._ended_from: I64 = np.zeros((16, WIDTH), np.int64)
         """[slots, WIDTH] how many of the waits of `_all_s` from this one on ended."""
+        self._chance: F64 = np.ones((16, WIDTH))
+        """[slots, WIDTH] of waits as long as those of `_all_s`, that they end."""
         self._rings: F64 = np.zeros((16, WIDTH))
+        self._since_s: F64 = np.full((16, WIDTH), np.nan)
+        """[slots, WIDTH] when the waits in `_rings` that still go on began; nan: others."""
+        self._now = -np.inf
+        """The latest time that is known."""
         self._has_ended: Bool = np.zeros((16, WIDTH), np.bool_)
         """Of the waits in `_rings`."""
         self._num_slots = 1
@@ -138,17 +149,19 @@ class WaitSamples:
         """What `slots` returned last, for `_names`; None once a group was replaced or has become usable."""
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
-    def add(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True) -> None:
+    def add(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = np.nan) -> None:
         """Note a wait that lasted `wait_s` seconds, until it ended or its run was given up; what is negative or not
-        finite is ignored."""
+        finite is ignored. With `since_s`, when it began, it is that of a client: if its run was given up it goes on,
+        and counts once when it ends."""
         if not 0.0 <= wait_s < np.inf:
             return
-        self._note(self._shared, kind, wait_s, ended)
+        self._now = np.fmax(self._now, since_s + wait_s)
+        self._note(self._shared, kind, wait_s, ended, since_s)
         kinds = self._tenants.get(tenant)
         if kinds is None:
             kinds = self._tenants[tenant] = _Kinds(KINDS_PER_TENANT)
         self._tenants.move_to_end(tenant)
-        self._note(kinds, kind, wait_s, ended)
+        self._note(kinds, kind, wait_s, ended, since_s)
 
     def lasted(self, slots: I64, waited_s: F64) -> Lasted:
         """The waits in `slots` [n] that lasted `waited_s` [n], which is finite, or longer."""
@@ -158,12 +171,13 @@ class WaitSamples:
             place = place + step * (all_s.take(place + (step - 1)) < waited_s)
         num_ended = self._ended_from.reshape(-1).take(place)
         num_all, all_ended = self._counts.take(slots, axis=1)
-        num_all += starts
-        num_all -= place
-        num_all -= num_ended
+        ends = starts + num_all
+        enough = np.maximum(np.minimum(place, ends - LASTED_ENOUGH), starts)
+        chance = self._chance.reshape(-1).take(enough)
+        num_given_up = ends - place - num_ended
         starts += all_ended
         starts -= num_ended
-        return Lasted(slots, waited_s, self.ended_s.reshape(-1), starts, num_ended, num_all)
+        return Lasted(slots, waited_s, self.ended_s.reshape(-1), starts, num_ended, num_given_up, chance)
 
     def slots(self, tenants: tuple[str, ...], kinds: tuple[str, ...]) -> I64:
         """[max(1, tenants), kinds] slot to estimate from: the tenant's own where it has enough samples, else that of
@@ -182,13 +196,18 @@ class WaitSamples:
             self._table, self._names = table, (tenants, kinds)
         return self._table
 
-    def _note(self, kinds: _Kinds, kind: str, wait_s: float, ended: bool) -> None:
+    def _note(self, kinds: _Kinds, kind: str, wait_s: float, ended: bool, since_s: float) -> None:
         group = kinds.get(kind)
         if group is None:
             group = _Group(self._free_slot(kinds))
         slot, place = group.slot, group.num_observed % MAX_SAMPLES
+        went_on = self._since_s[slot] == since_s
+        if ended and went_on.any():
+            place = int(went_on.argmax())
+        else:
+            group.num_observed += 1
         self._rings[slot, place], self._has_ended[slot, place] = wait_s, ended
-        group.num_observed += 1
+        self._since_s[slot, place] = np.nan if ended else since_s
         self._sort(slot, min(group.num_observed, MAX_SAMPLES))
         if group.num_observed == ENOUGH:
             self._table = None
@@ -196,13 +215,14 @@ class WaitSamples:
 
     def _sort(self, slot: int, count: int) -> None:
         """Put the first `count` waits in the ring of a slot in order."""
-        order = np.argsort(self._rings[slot, :count])
-        waits, ended = self._rings[slot, order], self._has_ended[slot, order]
+        waits = np.fmax(self._rings[slot, :count], self._now - self._since_s[slot, :count])
+        order = np.argsort(waits)
+        waits, ended = waits[order], self._has_ended[slot, order]
         num_ended = np.count_nonzero(ended)
         self._counts[:, slot] = count, num_ended
-        self.part_ended[slot] = num_ended / count if count else 1.0
         self._all_s[slot, :count], self._all_s[slot, count:] = waits, np.inf
         self._ended_from[slot, :count], self._ended_from[slot, count:] = ended[::-1].cumsum()[::-1], 0
+        self._chance[slot, :count], self._chance[slot, count:] = chances(ended), 1.0
         self.ended_s[slot, :num_ended], self.ended_s[slot, num_ended:] = waits[ended], np.inf
 
     def _free_slot(self, kinds: _Kinds) -> int:
@@ -221,19 +241,30 @@ class WaitSamples:
         slot, self._num_slots = self._num_slots, self._num_slots + 1
         if slot == len(self.is_own):
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)], axis=1)
-            self.part_ended = np.concatenate([self.part_ended, np.ones_like(self.part_ended)])
             self.is_own, self._has_ended = _doubled(self.is_own), _doubled(self._has_ended)
             self.ended_s, self._all_s, self._rings = map(_doubled, (self.ended_s, self._all_s, self._rings))
-            self._ended_from = _doubled(self._ended_from)
+            self._since_s = _doubled(self._since_s)
+            self._ended_from, self._chance = _doubled(self._ended_from), _doubled(self._chance)
             self.ended_s[slot:] = self._all_s[slot:] = np.inf
+            self._since_s[slot:] = np.nan
+            self._chance[slot:] = 1.0
         self.is_own[slot] = not is_shared
         return slot
 
     def _clear(self, group: _Group) -> int:
+        self._since_s[group.slot] = np.nan
         self._sort(group.slot, 0)
         if group.num_observed >= ENOUGH:
             self._table = None
         return group.slot
+
+
+def chances(ended: Bool) -> F64:
+    """[n] for waits in ascending order, of which some `ended` and the others were seen for so long: the chance that a
+    wait that has lasted as long as each of them ends (the estimate of Kaplan and Meier, 1958)."""
+    lasted = np.arange(len(ended), 0, -1)
+    never: F64 = np.cumprod((1.0 - ended / lasted)[::-1], dtype=np.float64)[::-1]
+    return 1.0 - never
 
 
 def _doubled(rows: Rows) -> Rows:
