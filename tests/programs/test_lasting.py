@@ -222,6 +222,62 @@ def test_what_was_cancelled_ends_with_the_tokens_that_came() -> None:
     run(test)
 
 
+CHAIN = 2_000
+"""Forks of forks, more than Python's stack has frames."""
+
+
+def chain_of(sequence: LastingSequence) -> list[LastingSequence]:
+    """Forks, each of the one before it."""
+    chain = [sequence]
+    for _ in range(CHAIN):
+        chain.append(chain[-1].fork())
+    return chain
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_long_chain_of_forks_waits_for_an_operation_and_goes_on_behind_it(dies: bool) -> None:
+    async def test(rt: Runtime, engine: KillableEngine) -> None:
+        sequence = rt.open_lasting(CALLER)
+        sequence.append(pack_tokens([1, 2]))
+        stream = generate(sequence, 20, 1)
+        tokens = ids(await anext(stream))
+        chain = chain_of(sequence)
+        of_last = generate(chain[-1], 3, 5)
+        if dies:
+            await settle()
+            engine.die()
+            engine.restart()
+        tokens += ids(await read(stream))
+        assert ids(await read(of_last)) == expected_tokens([1, 2, *tokens], 5, 3, VOCAB)
+        for one in reversed(chain):
+            one.release()
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_absent", [False, True])
+def test_a_long_chain_of_forks_fails_with_the_operation_that_it_waits_for(is_absent: bool) -> None:
+    async def test(rt: Runtime, engine: KillableEngine) -> None:
+        sequence = rt.open_lasting(CALLER)
+        sequence.append(pack_tokens([1, 2]))
+        stream = generate(sequence, 200, 1)
+        await anext(stream)
+        chain = chain_of(sequence)
+        of_last = generate(chain[-1], 3, 5)
+        await settle()
+        if is_absent:
+            engine.die()
+        sequence.cancel()
+        with pytest.raises(InvalidRequest, match="fork again"):
+            await read(of_last)
+        if is_absent:
+            engine.restart()
+        for one in reversed(chain):
+            one.release()
+
+    run(test)
+
+
 def test_a_lease_that_ended_is_no_loss() -> None:
     async def test(rt: Runtime, engine: KillableEngine) -> None:
         parent = rt.open_lasting(CALLER)

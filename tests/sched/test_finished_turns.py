@@ -12,9 +12,10 @@ from weft.core.step import U64
 from weft.sched.finished_turns import MAX_TAIL, MAX_TURNS, FinishedTurns
 
 SYSTEM = list(range(100, 140))
-OPEN = [1, 2]
-"""Begins an answer."""
 END = [3]
+"""Ends a message."""
+OPEN = [*END, 1, 2]
+"""Begins an answer."""
 
 
 def numbers(tokens: list[int], namespace: str = "") -> U64:
@@ -25,7 +26,7 @@ def numbers(tokens: list[int], namespace: str = "") -> U64:
 def add(turns: FinishedTurns, prompt: list[int], answer: list[int], namespace: str = "") -> list[int]:
     tokens = prompt + answer
     wait = Wait(0, "", "chat", 0.0, is_open=False, num_tokens=len(tokens))
-    turns.add(wait, pack_tokens(tokens), len(prompt), numbers(prompt, namespace))
+    turns.add(wait, pack_tokens(tokens), len(prompt), numbers(prompt, namespace), END)
     return tokens
 
 
@@ -49,15 +50,15 @@ def test_a_next_turn_that_has_the_whole_turn_differs_nowhere() -> None:
 def test_the_first_token_of_an_answer_that_differs_is_named() -> None:
     turns = FinishedTurns()
     add(turns, SYSTEM + OPEN, [60, 61, 62, 7, 8, 9])
-    assert ask(turns, [*SYSTEM, *OPEN, 7, 8, 9, *END, 50, *OPEN]) == 42, "its reasoning was removed"
-    assert ask(turns, [*SYSTEM, *OPEN, 60, 61, 62, 7, 99, 9, 50]) == 46, "its arguments were rewritten"
+    assert ask(turns, [*SYSTEM, *OPEN, 7, 8, 9, *END, 50, *OPEN]) == 43, "its reasoning was removed"
+    assert ask(turns, [*SYSTEM, *OPEN, 60, 61, 62, 7, 99, 9, 50]) == 47, "its arguments were rewritten"
 
 
 def test_tokens_that_open_an_answer_may_differ_too() -> None:
     turns = FinishedTurns()
     think = [*OPEN, 20, 21]
     add(turns, SYSTEM + think, [60, 61, 22, 7, 8])
-    assert ask(turns, [*SYSTEM, *OPEN, 7, 8, *END, 50, *think]) == 42, "the opened reasoning is gone as well"
+    assert ask(turns, [*SYSTEM, *OPEN, 7, 8, *END, 50, *think]) == 43, "the opened reasoning is gone as well"
 
 
 def test_an_edit_before_the_answer_continues_nothing() -> None:
@@ -65,8 +66,18 @@ def test_an_edit_before_the_answer_continues_nothing() -> None:
     add(turns, [*SYSTEM, 50, 51, 52, *OPEN], [7, 8, 9])
     assert ask(turns, [*SYSTEM, 50, 51, 99, *OPEN]) is None
     assert ask(turns, [*SYSTEM, 50, 51, 99, *OPEN, 7, 8, 9]) is None
+    assert ask(turns, [*SYSTEM, 50, 51, 52, 60, 52, *OPEN]) is None, "more text in the last message, with the same end"
+    assert ask(turns, [*SYSTEM, 50, 51, 52]) is None
     assert ask(turns, SYSTEM) is None
     assert ask(turns, [5, 6]) is None
+
+
+def test_without_a_token_that_ends_messages_the_whole_prompt_is_the_same() -> None:
+    turns = FinishedTurns()
+    add(turns, [1, 20, 21, 2], [7, 8])
+    assert ask(turns, [1, 20, 21, 22, 2]) is None
+    assert ask(turns, [5, 6, 20, 21, 2]) is None, "a short prompt needs a common beginning too"
+    assert ask(turns, [1, 20, 21, 2, 9]) == 4
 
 
 def test_of_several_turns_the_one_with_most_tokens_in_common_counts() -> None:
@@ -77,9 +88,9 @@ def test_of_several_turns_the_one_with_most_tokens_in_common_counts() -> None:
     assert ask(turns, [*first, *END, 50]) is None
     second = add(turns, [*first, *END, 50, *OPEN], [60, 40, 41])
     assert ask(turns, [*second, *END]) is None
-    assert ask(turns, [*first, *END, 50, *OPEN, 40, 41, *END]) == len(first) + 4
+    assert ask(turns, [*first, *END, 50, *OPEN, 40, 41, *END]) == len(first) + 5
     assert ask(turns, [*first, *END, 77, *OPEN]) is None, "the first turn is whole, and an edit is no difference"
-    assert ask(turns, [*SYSTEM, *OPEN, 7, 31]) == 43
+    assert ask(turns, [*SYSTEM, *OPEN, 7, 31]) == 44
 
 
 @pytest.mark.parametrize("shorter_first", [True, False])
@@ -116,8 +127,8 @@ def test_a_continued_turn_says_what_waited_and_how_much_of_it_is_left() -> None:
     for tokens, expected in (
         (SYSTEM + OPEN, None),
         ([*SYSTEM[:-1], 99, *OPEN, 7, 8, 9], None),
-        ([*turn, *END], ("chat", None, 45)),
-        ([*turn[:-1], 55], ("chat", 44, 44)),
+        ([*turn, *END], ("chat", None, 46)),
+        ([*turn[:-1], 55], ("chat", 45, 45)),
     ):
         found = turns.find(pack_tokens(tokens), numbers(tokens))
         assert (None if found is None else (found.wait.kind, *found[1:])) == expected

@@ -147,8 +147,13 @@ class EngineLink:
                     dead = event.error.error()
                 operation = operations.pop(event.op, None)
                 if operation is not None:
-                    self._end(operation, event)
                     touched.append(operation)
+                    try:
+                        self._end(operation, event)
+                    except Exception as error:
+                        # The events behind it are of other programs too.
+                        logger.exception("the end of operation %d was not carried out", event.op)
+                        operation.fail(WeftError(f"the end of the operation could not be carried out: {error!r}"))
                 elif isinstance(event, Failed) and event.op > 0:
                     # A late event of an operation that was given up: its program no longer waits for it.
                     logger.debug("operation %d failed after its end: %s", event.op, event.error)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -204,9 +205,8 @@ class LastingSequence(SequenceHandle):
         if engine_died:
             self._lost(error)
             return
-        super().lose(error)
-        self._fail_awaited(error)
-        self._entries.clear()
+        self._lose_here(error)
+        _orphan(self._take_children())
 
     def ended(self, operation: EngineOperation) -> None:
         """Forget an operation that has ended, and make what it did part of the history."""
@@ -218,9 +218,13 @@ class LastingSequence(SequenceHandle):
 
     def revive(self) -> None:
         """Make the sequence anew on the engine that is there, with everything that has not ended."""
-        if self._parent is not None:
-            self._parent.revive()
-        if self._parent is not None or not self._is_absent or not self._open:
+        if self._parent is not None:  # the oldest that is there sends its forks anew
+            oldest = self._parent
+            while oldest._parent is not None:
+                oldest = oldest._parent
+            oldest.revive()
+            return
+        if not self._is_absent or not self._open:
             return
         self._is_absent = self._died_with_engine = False
         self._link.post(replace(self.caller, priority=self._priority).open_command(self.id))
@@ -271,17 +275,31 @@ class LastingSequence(SequenceHandle):
             self._end_given_up()
 
     def _fold(self) -> None:
-        """Make the first entries part of the history, up to the first operation that has not ended."""
+        """Make the first entries part of the history, up to the first operation that has not ended, and likewise those
+        of the forks that come to be by that."""
+        folding = [self]
+        while folding:
+            child = folding[-1]._fold_to_fork()
+            if child is not None:
+                folding.append(child)
+                continue
+            last = folding.pop()
+            if folding and last._is_absent and last._has_awaited:
+                last._revival.wake(last)
+
+    def _fold_to_fork(self) -> LastingSequence | None:
+        """Make entries part of the history up to the next fork, which comes to be and is returned."""
         entries, history = self._entries, self._history
         while entries and self._parent is None:
             entry = entries[0]
             command, awaited = entry.command, entry.awaited
             if awaited is not None and not awaited.ended:
-                return
+                return None
             entries.popleft()
             if entry.child is not None:
-                entry.child._born(history)
-            elif isinstance(command, MaskTokens):
+                entry.child._parent, entry.child._history = None, history.fork()
+                return entry.child
+            if isinstance(command, MaskTokens):
                 history.mask(command.ranges)
             elif isinstance(command, Truncate):
                 history.cut(min(command.num_tokens, len(history)))
@@ -291,30 +309,27 @@ class LastingSequence(SequenceHandle):
                 history.extend(command.tokens)
             if awaited is not None and awaited.finished is None and awaited.error is None:
                 self._skip_to_end()
+        return None
 
     def _skip_to_end(self) -> None:
         """An operation was cancelled, and with it what was put on the sequence between it and that command."""
+        children = []
         while self._entries and not self._entries[0].is_end:
             child = self._entries.popleft().child
             if child is not None:
-                child._orphan()
+                children.append(child)
+        _orphan(children)
 
-    def _born(self, history: TokenHistory) -> None:
-        self._parent = None
-        self._history = history.fork()
-        self._fold()
-        if self._is_absent and self._has_awaited:
-            self._revival.wake(self)
+    def _lose_here(self, error: WeftError) -> None:
+        """The sequence is of no use any more."""
+        super().lose(error)
+        self._fail_awaited(error)
 
-    def _orphan(self) -> None:
-        """The fork that was to make it was given up: an engine says what that means, where there is one."""
-        self._parent, self._is_orphan = None, True
-        if self._is_absent:
-            self._lose_orphan()
-
-    def _lose_orphan(self) -> None:
-        error = "what ran on the sequence to fork from was ended before it could be forked; fork again"
-        self.lose(InvalidRequest(error, "seq"))
+    def _take_children(self) -> list[LastingSequence]:
+        """Drop all entries, and return the forks that do not come to be."""
+        children = [entry.child for entry in self._entries if entry.child is not None]
+        self._entries.clear()
+        return children
 
     @property
     def _has_awaited(self) -> bool:
@@ -336,7 +351,7 @@ class LastingSequence(SequenceHandle):
             self._link.remove_operation(op)
         self._operations.clear()
         if self._is_orphan:
-            self._lose_orphan()
+            _orphan([self])
             return
         self._end_given_up()
         for entry in list(self._entries):
@@ -366,13 +381,24 @@ class LastingSequence(SequenceHandle):
             super()._add(operation, msgspec.structs.replace(command, op=op))
 
     def _resend_entries(self) -> None:
-        for entry in self._entries:
+        """Send what has not ended anew, and that of the forks that it makes."""
+        resending = [(self, iter(self._entries))]
+        while resending:
+            sequence, entries = resending[-1]
+            child = sequence._resend_to_fork(entries)
+            if child is None:
+                resending.pop()
+            else:
+                resending.append((child, iter(child._entries)))
+
+    def _resend_to_fork(self, entries: Iterator[_Entry]) -> LastingSequence | None:
+        for entry in entries:
             operation, command = entry.operation, entry.command
             if entry.child is not None:
                 self._link.post(command)
                 entry.child._is_absent = entry.child._died_with_engine = False
-                entry.child._resend_entries()
-            elif operation is not None and isinstance(command, Append | Generate | MaskTokens):
+                return entry.child
+            if operation is not None and isinstance(command, Append | Generate | MaskTokens):
                 changes: dict[str, int] = {}
                 if isinstance(operation, RecordedStream) and operation.record:
                     self._resend(Append(seq=self.id, op=0, tokens=operation.record.tobytes()))
@@ -380,6 +406,7 @@ class LastingSequence(SequenceHandle):
                 # A late answer to the number that it had is of no meaning now.
                 operation.op = self._link.number()
                 super()._add(operation, msgspec.structs.replace(command, op=operation.op, **changes))
+        return None
 
     def _give_up(self, command: Command | None) -> None:
         self._revival.forget(self)
@@ -389,10 +416,23 @@ class LastingSequence(SequenceHandle):
                 operation.cancelled_by_program = True
                 operation.cancel()
                 operation.wake()
-            if entry.child is not None:
-                entry.child._orphan()
-        self._entries.clear()
+        _orphan(self._take_children())
         super()._give_up(None if self._is_absent else command)
+
+
+def _orphan(sequences: Iterable[LastingSequence]) -> None:
+    """The forks that were to make them were given up: an engine says what that means, where there is one. Elsewhere
+    they are lost, and so are the forks that they were to make."""
+    lost = list(sequences)
+    error = InvalidRequest(
+        "what ran on the sequence to fork from was ended before it could be forked; fork again", "seq"
+    )
+    while lost:
+        sequence = lost.pop()
+        sequence._parent, sequence._is_orphan = None, True
+        if sequence._is_absent:
+            sequence._lose_here(error)
+            lost += sequence._take_children()
 
 
 def _is_part(awaited: EngineOperation | None) -> bool:

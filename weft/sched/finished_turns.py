@@ -8,21 +8,23 @@ old answer differently from how it was generated: without its reasoning, with re
 computation starts at the first token that differs, and this names it.
 
 A request *continues* a finished turn where it agrees with it up to the answer. The prompts of chats end with tokens of
-the template that begin the answer, which may be rendered differently too (an opened block of reasoning): where a
-request ends with the same tokens as the turn's prompt, as many of them, at most `MAX_OPENING`, may differ.
+the template that open the answer, behind the token that ends the message before it. These may be rendered differently
+too (an opened block of reasoning): as many of them, at most `MAX_OPENING`, as the request ends with too. Without such a
+token the request must have the whole prompt.
 
 Bounded: the last `MAX_TURNS` turns, of each its last tokens, at most `MAX_TAIL`. Owned by `Interception`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.cache.nodes import Wait
 from weft.cache.radix import common_tokens
-from weft.core.ids import TOKEN_BYTES
+from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.core.step import U64
 
 MAX_TURNS = 4096
@@ -67,10 +69,11 @@ class FinishedTurns:
     def __bool__(self) -> bool:
         return bool(self._turns)
 
-    def add(self, wait: Wait, tokens: bytes, num_prompt: int, numbers: U64) -> None:
+    def add(self, wait: Wait, tokens: bytes, num_prompt: int, numbers: U64, ends: Collection[int] = ()) -> None:
         """A turn has ended with these tokens, the first `num_prompt` of which were its prompt, and waits for its
-        client. `numbers` [n + 1] are those of its prefixes, the empty one included, up to at least the prompt."""
-        start = max(num_prompt - MAX_OPENING, 0)
+        client. `numbers` [n + 1] are those of its prefixes, the empty one included, up to at least the prompt; `ends`
+        are the tokens that end a message."""
+        start = num_prompt - _num_opening(tokens[: num_prompt * TOKEN_BYTES], ends)
         first, opened, last = (place * TOKEN_BYTES for place in (start, num_prompt, start + MAX_TAIL))
         turn = _Turn(wait, tokens[first:last], tokens[first:opened])
         place = self._next
@@ -103,6 +106,12 @@ class FinishedTurns:
             return None
         wait = self._turns[place].wait
         return ContinuedTurn(wait, None if is_whole else end, wait.num_tokens if is_whole else end)
+
+
+def _num_opening(prompt: bytes, ends: Collection[int]) -> int:
+    """Tokens of a prompt behind the last one of `ends`, if that is among the last ones."""
+    last = unpack_tokens(prompt[-(MAX_OPENING + 1) * TOKEN_BYTES :]).tolist()
+    return next((count for count, token in enumerate(reversed(last)) if token in ends), 0)
 
 
 def _common_end(opening: bytes, tokens: bytes) -> int:

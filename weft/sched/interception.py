@@ -366,7 +366,7 @@ class Interception:
     def _note_turn(self, sequence: Sequence, wait: Wait) -> None:
         tokens = sequence.tokens.tobytes()
         numbers = self._cache.prefix_numbers(sequence.table, tokens[: sequence.num_prompt * TOKEN_BYTES])
-        self._turns.add(wait, tokens, sequence.num_prompt, numbers)
+        self._turns.add(wait, tokens, sequence.num_prompt, numbers, self._config.eos_token_ids)
 
     def _mark(self, wait: Wait, end: Node) -> None:
         wait.attach(end)

@@ -15,31 +15,41 @@ from weft.sched.state import SchedulerState
 
 
 def advance(state: SchedulerState, sequence: Sequence, now: float) -> None:
-    """Begin what can begin. The sequence ends up where it belongs: running, waiting, or idle."""
-    if sequence.unborn:
-        return
-    while sequence.ops:
-        op = sequence.ops[0]
-        if isinstance(op, ForkInto):
-            sequence.ops.popleft()
-            _fork(state, sequence, op.child, now)
-        elif isinstance(op, SetMask):
-            sequence.ops.popleft()
-            _set_mask(state, sequence, op)
-        elif isinstance(op, AppendOp):
-            if op.outputs is None or not op.begun:
-                _begin_append(state, sequence, op, now)
-            if sequence.ops and sequence.ops[0] is op:
-                if sequence.num_written < sequence.target:
-                    break
-                finish_append(state, sequence, op, now)
-                return
-        elif _begin_generate(state, sequence, op, now):
-            break
-    if sequence.state in (SequenceState.IDLE, SequenceState.WAITING, SequenceState.DEFERRED):
-        state.sequences.enqueue_or_idle(sequence, now)
-    elif sequence.state is SequenceState.RUNNING and not sequence.has_work and not sequence.ops:
-        leave_slot(state, sequence, now)
+    """Begin what can begin. The sequence, and the forks that come to be by that, end up where they belong: running,
+    waiting, or idle."""
+    parents: list[Sequence] = []  # a fork goes first, and chains of forks may be longer than Python's stack
+    while True:
+        is_placed = sequence.unborn
+        while sequence.ops and not is_placed:
+            op = sequence.ops[0]
+            if isinstance(op, ForkInto):
+                sequence.ops.popleft()
+                if op.child.state is not SequenceState.CLOSED:  # else it was released before it came to be
+                    _fork(state, sequence, op.child, now)
+                    parents.append(sequence)
+                    sequence = op.child
+            elif isinstance(op, SetMask):
+                sequence.ops.popleft()
+                _set_mask(state, sequence, op)
+            elif isinstance(op, AppendOp):
+                if op.outputs is None or not op.begun:
+                    _begin_append(state, sequence, op, now)
+                if sequence.ops and sequence.ops[0] is op:
+                    if sequence.num_written < sequence.target:
+                        break
+                    finish_append(state, sequence, op, now)
+                    is_placed = True
+            elif _begin_generate(state, sequence, op, now):
+                break
+        if is_placed:
+            pass
+        elif sequence.state in (SequenceState.IDLE, SequenceState.WAITING, SequenceState.DEFERRED):
+            state.sequences.enqueue_or_idle(sequence, now)
+        elif sequence.state is SequenceState.RUNNING and not sequence.has_work and not sequence.ops:
+            leave_slot(state, sequence, now)
+        if not parents:
+            return
+        sequence = parents.pop()
 
 
 def _begin_append(state: SchedulerState, sequence: Sequence, op: AppendOp, now: float) -> None:
@@ -126,8 +136,6 @@ def _set_mask(state: SchedulerState, sequence: Sequence, op: SetMask) -> None:
 
 def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) -> None:
     """Make `child`, registered and possibly with operations queued already, a copy of `parent`."""
-    if child.state is SequenceState.CLOSED:
-        return  # released before it came to be
     child.unborn = False
     child.parent = None
     child.failure = parent.failure
@@ -157,7 +165,6 @@ def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) 
         child.high_water = parent.num_computed
         child.sources.settle(parent.num_computed)
         state.sequences.trim(child, now)
-    advance(state, child, now)
 
 
 def fail_sequence(state: SchedulerState, sequence: Sequence, op: int, kind: str, message: str) -> None:
@@ -230,20 +237,25 @@ def stop_pending(sequence: Sequence) -> None:
 
 
 def end_all(state: SchedulerState, sequence: Sequence, event: Callable[[int], OpEvent]) -> None:
-    """End every operation, under way and queued, with the event made of its number."""
-    while sequence.ops:
-        op = sequence.ops.popleft()
+    """End every operation, under way and queued, with the event made of its number. Forks that do not come to be fail,
+    and all that was put on them."""
+    # Not `UnknownHandle`: that says to a client that the engine does not hold the sequence.
+    error = InvalidRequest(
+        "what ran on the sequence to fork from was ended before it could be forked; fork again", "seq"
+    )
+    ending = [(sequence, event)]
+    while ending:
+        current, make = ending[-1]
+        if not current.ops:
+            ending.pop()
+            continue
+        op = current.ops.popleft()
         if isinstance(op, ForkInto):
-            # Not `UnknownHandle`: that says to a client that the engine does not hold the sequence.
-            child = op.child
-            error = InvalidRequest(
-                "what ran on the sequence to fork from was ended before it could be forked; fork again", "seq"
-            )
-            child.unborn = False
-            child.failure = (error.kind, error.message)
-            end_all(state, child, _failed(error.kind, error.message))
+            op.child.unborn = False
+            op.child.failure = (error.kind, error.message)
+            ending.append((op.child, _failed(error.kind, error.message)))
         elif isinstance(op, GenerateOp) or (isinstance(op, AppendOp) and op.outputs is not None):
-            state.log.end(sequence.client, event(op.op))
+            state.log.end(current.client, make(op.op))
 
 
 def cancel_all(state: SchedulerState, sequence: Sequence, now: float) -> None:
