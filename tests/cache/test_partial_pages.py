@@ -44,3 +44,23 @@ def test_without_room_for_the_copy_its_source_is_not_given_up_for_it() -> None:
     assert cache.tiers.device.num_fenced == 0
     assert cache.prepare_write(table, 0, 8, 1.0)
     check_integrity(cache, [other, table])
+
+
+def test_a_tree_deeper_than_the_stack_is_forgotten() -> None:
+    depth = 1500
+    cache = KVCache(depth + 2, 0, 4)
+    table = cache.open_table(1, "")
+    tokens, forks = array("i"), []
+    for number in range(depth):
+        tokens.extend([number] * 4)
+        assert cache.prepare_write(table, number * 4, len(tokens), 0.0)
+        cache.commit(table, tokens, len(tokens), 0.0)
+        forks.append(cache.fork(table, 2 + number))  # so that the next page is a node of its own
+    for one in (*forks, table):
+        cache.free(one, tokens, one.num_indexed * 4, 0.0)
+    (tree,) = cache.trees().values()
+    assert len(list(tree.nodes())) == depth
+    cache.tiers.copies.launched = cache.tiers.copies.building
+    cache.tiers.step_completed(cache.tiers.copies.launched)
+    cache.reset(1.0)
+    assert not list(tree.nodes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,7 @@ class Owner:
 
     def __init__(self, lives: int):
         self.lives = lives
+        self.fails = False
         self.reasons: list[str] = []
         self.addresses: list[str] = []
         self.heard: asyncio.Queue[str] = asyncio.Queue()
@@ -32,7 +34,13 @@ class Owner:
         pass
 
     def ping(self) -> None:
+        if self.fails:
+            self.fails = False
+            raise ZeroDivisionError("a fault of the owner")
         self.heard.put_nowait("ping")
+
+    def fail_next_ping(self) -> None:
+        self.fails = True
 
     def lost(self, reason: str) -> bool:
         self.reasons.append(reason)
@@ -83,6 +91,27 @@ def test_a_child_that_is_killed_is_replaced_and_the_last_one_ends_by_itself() ->
         assert owner.reasons == ["was killed by SIGKILL"]
 
     run("wait", 9, test)
+
+
+def test_a_child_is_started_again_whatever_ended_it_and_though_its_folder_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("weft.children.supervisor.FIRST_PAUSE_S", 0.01)
+
+    async def test(child: ChildSupervisor, owner: Owner) -> None:
+        for ends, reason in (
+            (lambda: os.kill(child.pid or 0, signal.SIGRTMIN + 3), f"was killed by signal {signal.SIGRTMIN + 3}"),
+            (lambda: owner.fail_next_ping(), "cannot be watched: ZeroDivisionError('a fault of the owner')"),
+        ):
+            await until(owner, "ping")
+            assert child.folder is not None
+            shutil.rmtree(child.folder)
+            ends()
+            await until(owner, "lost")
+            assert owner.reasons[-1] == reason
+        await until(owner, "ping")
+
+    run("wait", 3, test)
 
 
 def test_an_owner_may_give_up() -> None:

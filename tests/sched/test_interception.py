@@ -204,6 +204,26 @@ def test_a_wait_ends_with_a_return_that_renders_the_answer_differently() -> None
     assert not waits_of(engine), "nothing waits for the rest of the answer any more"
 
 
+def test_equal_turns_wait_at_the_same_last_page() -> None:
+    engine = Engine(num_pages=40)
+    for seq in (1, 2, 3):
+        engine.plain(seq, [7] * 20)
+    [end] = {wait.end for wait in waits_of(engine)}
+    assert end is not None
+    assert (end.is_tail, len(end.waits)) == (True, 3)
+    [first, *_] = engine.scheduler.sessions("", 10, engine.now).sessions
+    assert (first.num_tokens, first.gone_tokens) == (21, 0)
+
+
+def test_a_last_page_that_a_full_one_replaces_was_not_given_up() -> None:
+    engine = Engine(num_pages=40)
+    engine.plain(1, [7] * 20)
+    engine.plain(2, [7] * 20 + [5, 9, 9, 9, 9])
+    usage = engine.plain(3, [7] * 20)
+    assert (usage.num_cached_tokens, usage.num_recomputed_tokens) == (19, 0)
+    assert engine.scheduler.stats().evictions == 0
+
+
 def test_the_turn_of_another_tenant_ends_no_wait() -> None:
     engine = Engine(num_pages=40)
     engine.plain(1, [7] * 20, tenant="a")

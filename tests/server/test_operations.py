@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import logging
@@ -113,6 +114,21 @@ def test_metrics_of_waits(server: RunningServer, monkeypatch: pytest.MonkeyPatch
     assert found["weft:kv_pages_given_up_total", "prefix,nowhere"] == 7
     assert (found["weft:wait_ratio_count", "chat"], found["weft:wait_ratio_sum", "chat"]) == (3, 3.5)
     assert found["weft:wait_ratio_bucket", "chat,0.5"] == 1
+
+
+def test_metrics_of_an_engine_in_a_long_step(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def behind_the_step() -> EngineStats:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr("weft.server.metrics_http.SCRAPE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(server.engine, "stats", behind_the_step)
+    monkeypatch.setattr(server.engine, "latest_stats", EngineStats(prefill_tokens=7))
+    monkeypatch.setattr(server.engine, "num_restarts", 2)
+    found = samples(server)
+    assert found["weft:engine_up", ""] == 1
+    assert found["weft:engine_restarts_total", ""] == 2
+    assert found["weft:prefill_tokens_total", ""] == 7
 
 
 def test_metrics_of_failures(stepped: RunningServer) -> None:

@@ -87,25 +87,35 @@ class IndexWriter:
             own = table.pages[start : start + count]
             if not node.on_device and any(self._tiers.node_of[page] is not None for page in own):
                 return
-            self._tiers.lock(node)
-            self._tiers.unlock(table.node, now)
-            if node.on_device:
-                for page in own:
-                    self._tiers.drop_ref(page, now)
-            else:
-                self._put_on_device(node, own)
-            table.pages[start : start + count] = node.pages
-            table.node = node
-            table.num_indexed += count
+            self._stand_at(table, node, now)
 
-    def keep_tail(self, table: PageTable, tokens: array[int], num_written: int) -> None:
-        """Index the table's last page, which is not full."""
+    def _stand_at(self, table: PageTable, node: Node, now: float) -> None:
+        """A table that is given up stands at `node`, a child of its own, whose pages have the tokens of its next ones:
+        these go, or are those of the node where only the host has it."""
+        start = table.num_indexed
+        own = table.pages[start : start + node.num_pages]
+        self._tiers.lock(node)
+        self._tiers.unlock(table.node, now)
+        if node.on_device:
+            for page in own:
+                self._tiers.drop_ref(page, now)
+        else:
+            self._put_on_device(node, own)
+        table.pages[start : start + node.num_pages] = node.pages
+        table.node = node
+        table.num_indexed += node.num_pages
+
+    def keep_tail(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
+        """Index the last page, which is not full, of a table that is given up."""
         whole = num_written // self._page_size
         rest = tokens[whole * self._page_size : num_written].tobytes()
         if not rest or table.num_indexed != whole:
             return
         page, node = table.pages[whole], table.node
-        if rest in node.children or self._tiers.node_of[page] is not None:
+        if self._tiers.node_of[page] is not None:
+            return
+        if rest in node.children:
+            self._stand_at(table, node.children[rest], now)
             return
         tail = table.tree.add_child(node, rest, [page], node.last_used_s)
         tail.locks = 1  # the table's own; its ancestors count it already
@@ -139,7 +149,7 @@ class IndexWriter:
             for size in range(TOKEN_BYTES, len(page), TOKEN_BYTES):
                 tail = children.get(page[:size])
                 if tail is not None and not tail.locks:
-                    self._tiers.forget(tail)
+                    self._tiers.forget(tail, is_replaced=True)
 
     def _adopt(self, table: PageTable, child: Node, end: int, now: float) -> None:
         """Step down to `child` as far as it consists of the table's own pages, which a fork has indexed."""

@@ -298,7 +298,7 @@ class KVCache:
         self._writer.unpublish_tail(table)
         self._writer.merge(table, tokens, num_written, now)
         if wait is not None:
-            self._writer.keep_tail(table, tokens, num_written)
+            self._writer.keep_tail(table, tokens, num_written, now)
         for page in table.pages[table.num_indexed :]:
             self.tiers.drop_ref(page, now, fence)
         if wait is not None:

@@ -12,7 +12,7 @@ runs that only the host has. A host copy stays valid when its run comes back to 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from weft.cache.candidates import Candidates
 from weft.cache.copies import StepCopies
@@ -281,19 +281,23 @@ class TieredPages:
         self._demote(node)
         return True
 
-    def forget(self, node: Node) -> None:
-        """Drop an unlocked subtree from both tiers."""
-        for child in list(node.children.values()):
-            self.forget(child)
+    def forget(self, node: Node, *, is_replaced: bool = False) -> None:
+        """Drop an unlocked subtree from both tiers. What is replaced, by pages with the same tokens and more, is not
+        given up."""
+        for one in _children_first(node):
+            self._forget_leaf(one, is_replaced=is_replaced)
+
+    def _forget_leaf(self, node: Node, *, is_replaced: bool = False) -> None:
         parent = node.parent
         assert parent is not None, "a root is not forgotten"
         self.num_reshaped += 1
         move_waits(node, parent)
-        self.given_up.add(node, 0)
+        if not is_replaced:
+            self.given_up.add(node, 0)
         if node.on_device:
             self.candidates.discard(node)
             self._count_evictable(node, -node.num_pages)
-            self.num_evicted += node.num_pages
+            self.num_evicted += 0 if is_replaced else node.num_pages
         else:
             self.host_candidates.discard(node)
         if node.retains:
@@ -320,10 +324,9 @@ class TieredPages:
 
     def _lose(self, node: Node) -> None:
         """Forget a subtree to make room, and count its pages."""
-        for child in list(node.children.values()):
-            self._lose(child)
-        self.uses.moved(node, node.num_pages, "nowhere")
-        self.forget(node)
+        for one in _children_first(node):
+            self.uses.moved(one, one.num_pages, "nowhere")
+            self._forget_leaf(one)
 
     def was_split(self, head: Node, node: Node) -> None:
         """`head` now has the first pages that `node` had."""
@@ -490,3 +493,11 @@ class TieredPages:
     def _is_moving(self, node: Node) -> bool:
         """Whether a step that is not done copies the node to or from the host."""
         return self.copies.uses("host", node.copies[0])
+
+
+def _children_first(node: Node) -> Iterator[Node]:
+    """The nodes of a subtree. Conversations may branch deeper than Python's stack."""
+    nodes = [node]
+    for one in nodes:
+        nodes += one.children.values()
+    return reversed(nodes)

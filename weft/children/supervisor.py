@@ -29,8 +29,9 @@ LOOK_EVERY_S = 1.0
 """Interval of pings and of checks of the child's progress."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 """Pauses before restarts: doubled each time, reset after a child that lived longer than the longest pause."""
-STOP_GRACE_S = 10.0
-"""Time after the child's stdin was closed until the child is killed."""
+KILL_AFTER_S = 10.0
+"""Time after the child's stdin was closed until the child is killed. It ends itself before (`STOP_GRACE_S` of
+`weft.children.entry`), unless it cannot run at all."""
 LAST_WORDS_S = 0.05
 """Time for messages that a child sent just before its end to arrive."""
 
@@ -116,7 +117,7 @@ class ChildSupervisor:
             self._task = asyncio.create_task(self._supervise(), name=f"weft-supervisor-{self._settings.module}")
 
     async def close(self) -> None:
-        """Stop the child: it ends by itself, or is killed after `STOP_GRACE_S`. Idempotent."""
+        """Stop the child: it ends by itself, or is killed after `KILL_AFTER_S`. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -139,7 +140,7 @@ class ChildSupervisor:
             process.stdin.close()  # also after the process has ended, or asyncio keeps its transport
         if process.returncode is None:
             try:
-                await asyncio.wait_for(process.wait(), STOP_GRACE_S)
+                await asyncio.wait_for(process.wait(), KILL_AFTER_S)
             except TimeoutError:
                 _kill(process)
                 await process.wait()
@@ -155,7 +156,11 @@ class ChildSupervisor:
         pause_s = FIRST_PAUSE_S
         while True:
             began_s = loop.time()
-            reason = await self._live()
+            try:
+                reason = await self._live()
+            except Exception as error:  # nothing would start a child again
+                _log.exception("%s cannot be watched", self._settings.name)
+                reason = f"cannot be watched: {error!r}"
             goes_on = self._owner.lost(reason)
             await self.stop(kill=True)
             if not goes_on:
@@ -203,21 +208,25 @@ class ChildSupervisor:
 
     async def _spawn(self) -> tuple[asyncio.subprocess.Process, ProgressCounter]:
         settings = self._settings
-        if self.folder is None:
+        if self.folder is None or not self.folder.is_dir():  # temporary files are cleaned up on some systems
             self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         path = self.folder / self._name(self.num_restarts, os.getpid())
         progress = ProgressCounter(path.with_suffix(".progress"))
         self.address = f"ipc://{path}"
         self._owner.connect(self.address)
-        self.process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "weft.children.entry",
-            settings.module,
-            self.address,
-            stdin=asyncio.subprocess.PIPE,
-            env=settings.environment,
-        )
+        try:
+            self.process = process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "weft.children.entry",
+                settings.module,
+                self.address,
+                stdin=asyncio.subprocess.PIPE,
+                env=settings.environment,
+            )
+        except BaseException:
+            progress.close()
+            raise
         if process.stdin is not None:
             process.stdin.write(settings.args + b"\n")
         return process, progress
@@ -226,7 +235,8 @@ class ChildSupervisor:
 def describe_end(returncode: int) -> str:
     """How a process ended, as the end of a sentence."""
     if returncode < 0:
-        return f"was killed by {signal.Signals(-returncode).name}"
+        names = {number.value: number.name for number in signal.Signals}  # real-time signals have none
+        return f"was killed by {names.get(-returncode, f'signal {-returncode}')}"
     return f"ended with status {returncode}"
 
 

@@ -44,6 +44,16 @@ class EngineClient(Protocol):
         """Send commands, in order, as one message. Never blocks. Raises `EngineDead` while the engine is down."""
         ...
 
+    @property
+    def latest_stats(self) -> EngineStats | None:
+        """The statistics that the engine sent last; None: it is down, or has sent none."""
+        ...
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a dead engine was replaced."""
+        ...
+
     async def stats(self) -> EngineStats:
         """The engine's statistics of this moment. Raises `EngineDead`."""
         ...

@@ -56,11 +56,11 @@ class EngineLoop:
             messages = mailbox.receive(engine.gather_s() if engine.busy else wait_s)
             for client, commands in messages:
                 self._take(client, commands)
+            self._end_leases()  # not behind the step, during which nothing is heard however long it takes
             engine.advance()
             engine.publish(0)
             if engine.busy and engine.gather_s() == 0:
                 engine.step()
-            self._end_leases()
             self._answer_drains()
 
     def _take(self, client: int, commands: list[Command]) -> None:

@@ -47,6 +47,7 @@ class RequestTracker:
         self._dead: WeftError | None = EngineDead("the engine has not started yet; await wait_ready() first")
         self._open: set[int] = set()
         self._pings: deque[asyncio.Future[EngineStats]] = deque()
+        self._latest: EngineStats | None = None
         self._queries: dict[int, asyncio.Future[Sessions]] = {}
         """Lists of sessions that were asked for, by number."""
         self._query_numbers = itertools.count(1)
@@ -74,6 +75,7 @@ class RequestTracker:
         """An engine is ready: wake the tasks in `until_ready`."""
         self._info = info
         self._dead = None
+        self._latest = None
         arrivals, self._arrivals = self._arrivals, []
         for arrival in arrivals:
             if not arrival.done():
@@ -104,6 +106,11 @@ class RequestTracker:
         rest = [event for event in envelope.events if not self._take(event)]
         if rest:
             self._on_envelope(Envelope(envelope.step_id, rest))
+
+    @property
+    def latest_stats(self) -> EngineStats | None:
+        """The last statistics of the engine that is there; None: it has sent none."""
+        return None if self._dead is not None else self._latest
 
     async def stats(self) -> EngineStats:
         """Ask the engine for its statistics. Raises `EngineDead`."""
@@ -159,6 +166,7 @@ class RequestTracker:
         if isinstance(event, Finished | Failed | Cancelled):
             self._open.discard(event.op)
         elif isinstance(event, Stats):
+            self._latest = event.stats
             if self._pings:
                 ping = self._pings.popleft()
                 if not ping.done():
@@ -193,6 +201,16 @@ class TrackingClient:
     def ready(self) -> bool:
         """Whether the engine answers now."""
         return self._requests.ready
+
+    @property
+    def latest_stats(self) -> EngineStats | None:
+        """The statistics that the engine sent last; None: it is down, or has sent none."""
+        return self._requests.latest_stats
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a dead engine was replaced."""
+        return 0
 
     def subscribe(self, on_envelope: OnEnvelope) -> None:
         """Set the receiver of all events."""

@@ -1,7 +1,7 @@
 """`/metrics`: the counts of engines and front, in Prometheus' text format 0.0.4 or as OpenMetrics 1.0.
 
 Names follow vLLM's, with the prefix `weft:`, so that dashboards need one substitution. Every engine is asked for its
-counts during the scrape; an engine that does not answer is reported as down (`weft:engine_up` is 0).
+counts during the scrape; one that computes a long step, and answers only behind it, is counted as it was before.
 """
 
 from __future__ import annotations
@@ -101,11 +101,12 @@ async def exposition(service: Service, accept: str) -> tuple[bytes, str]:
 
 
 async def _stats(engine: EngineClient) -> EngineStats | None:
+    """Of this moment, or the latest ones of an engine that answers after its step, which may be long."""
     try:
         async with asyncio.timeout(SCRAPE_TIMEOUT_S):
             return await engine.stats()
     except (WeftError, TimeoutError):
-        return None
+        return engine.latest_stats
 
 
 class _Families:
@@ -121,7 +122,7 @@ class _Families:
             (model.names[0], str(index)) if several else (model.names[0],): snapshot
             for (model, index), snapshot in stats.items()
         }
-        self._up = {labels: snapshot is not None for labels, snapshot in found.items()}
+        self._engines_of = dict(zip(found, (model.engine.engines[index] for model, index in stats), strict=True))
         self._stats = {labels: snapshot for labels, snapshot in found.items() if snapshot is not None}
 
     def collect(self) -> Iterator[Metric]:
@@ -131,10 +132,15 @@ class _Families:
         yield from self._front()
 
     def _engines(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("weft:engine_up", "Whether the engine answers.", labels=self._labels)
-        for labels, answers in self._up.items():
-            up.add_metric(labels, float(answers))
+        up = GaugeMetricFamily("weft:engine_up", "Whether the engine serves requests.", labels=self._labels)
+        restarts = CounterMetricFamily(
+            "weft:engine_restarts", "Times that a dead engine was replaced.", labels=self._labels
+        )
+        for labels, engine in self._engines_of.items():
+            up.add_metric(labels, float(engine.ready))
+            restarts.add_metric(labels, engine.num_restarts)
         yield up
+        yield restarts
         for metric, field, meaning in GAUGES:
             gauge = GaugeMetricFamily(f"weft:{metric}", meaning, labels=self._labels)
             for labels, stats in self._stats.items():

@@ -16,6 +16,8 @@ from weft.store.schema import model_answers
 from weft.store.sqlite import upsert
 
 DEFAULT_BYTES = 1 << 30
+ROOM_LEFT = 0.1
+"""Part of the bytes that is free after answers have gone: to find them costs as much for many as for one."""
 _row = model_answers.c
 _OF = _row.tenant == bindparam("of_tenant")
 _GET = select(_row.answer).where(_OF, _row.key == bindparam("of_key"))
@@ -23,7 +25,7 @@ _USE = update(model_answers).where(_OF, _row.key == bindparam("of_key")).values(
 _PUT = upsert(model_answers)
 _LAST = select(func.max(_row.used)).where(_OF)
 _SUM = select(func.sum(_row.size_bytes)).where(_OF)
-_OLDEST = select(_row.key, _row.size_bytes).where(_OF).order_by(_row.used, _row.key)
+_OLDEST = select(_row.key, _row.size_bytes).where(_OF, _row.used < bindparam("newest")).order_by(_row.used, _row.key)
 _DELETE = delete(model_answers).where(_OF, _row.key == bindparam("of_key"))
 
 
@@ -60,26 +62,30 @@ class AnswerTable:
         def work(connection: Connection) -> None:
             if size > self._max_bytes:
                 return
-            this = {"of_tenant": tenant}
-            used = 1 + (connection.execute(_LAST, this).scalar() or 0)
+            used = 1 + (connection.execute(_LAST, {"of_tenant": tenant}).scalar() or 0)
             row = {"tenant": tenant, "key": key, "used": used, "size_bytes": size, "answer": answer}
             connection.execute(_PUT, row)
             with self._lock:
                 total = self._sizes.get(tenant, 0) + size
                 if tenant not in self._sizes or total > self._max_bytes:
                     # Other processes write too, and answers are replaced: the exact sum only where it matters.
-                    total = self._make_room(connection, this)
+                    total = self._make_room(connection, tenant, used)
                 self._sizes[tenant] = total
 
         return self._database.write(work, tenant)
 
-    def _make_room(self, connection: Connection, this: dict[str, str]) -> int:
+    def _make_room(self, connection: Connection, tenant: str, newest: int) -> int:
+        """Let the oldest answers go where all exceed the bytes, but not the newest. Returns the bytes that are left."""
+        this = {"of_tenant": tenant}
         total = int(connection.execute(_SUM, this).scalar() or 0)
         if total <= self._max_bytes:
             return total
-        for key, size in connection.execute(_OLDEST, this).all():
-            if total <= self._max_bytes:
-                break
-            connection.execute(_DELETE, {**this, "of_key": key})
-            total -= size
+        going = []
+        with connection.execute(_OLDEST, {**this, "newest": newest}) as oldest:
+            for key, size in oldest:
+                if total <= (1 - ROOM_LEFT) * self._max_bytes:
+                    break
+                going.append({**this, "of_key": key})
+                total -= size
+        connection.execute(_DELETE, going)
         return total

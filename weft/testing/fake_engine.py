@@ -181,6 +181,9 @@ class FakeEngine:
             asyncio.get_running_loop().call_soon(self._publish, events, 0)
         self._schedule()
 
+    latest_stats: EngineStats | None = None
+    num_restarts = 0
+
     async def stats(self) -> EngineStats:
         """The counters, as set by the test."""
         if not self.ready:
