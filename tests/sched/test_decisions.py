@@ -285,3 +285,25 @@ def test_four_methods_and_their_forms_for_a_step_alone_change_the_kv_counters() 
                 ):
                     changed.append((path.name, function.name))
     assert set(changed) == {("sequence.py", name) for name in KV_WRITERS}
+
+
+@pytest.mark.parametrize(("packed", "message"), [(b"abc", "3 bytes"), (b"", "0 bytes"), (pack_tokens([7, 100]), "100")])
+def test_what_follows_a_prompt_that_cannot_be_read_fails_as_it_does(packed: bytes, message: str) -> None:
+    alone = Alone()
+    alone.say(
+        wire.Open(seq=1),
+        wire.Append(seq=1, op=1, tokens=pack_tokens([7])),
+        wire.Append(seq=1, op=2, tokens=packed),
+        wire.Generate(seq=1, op=3, stop=StopParams(max_tokens=1)),
+    )
+    failed = [event for _, event in alone.events if isinstance(event, wire.Failed)]
+    assert [event.op for event in failed] == [2, 3]
+    assert all(message in event.error.message for event in failed)
+    assert not alone.scheduler.has_work
+
+
+def test_a_sequence_is_not_cut_to_more_tokens_than_it_has() -> None:
+    alone = Alone()
+    alone.say(wire.Open(seq=1), wire.Truncate(seq=1, num_tokens=9))
+    [failed] = [event for _, event in alone.events if isinstance(event, wire.Failed)]
+    assert (failed.error.kind, failed.error.param) == ("invalid_request", "num_tokens")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -61,6 +63,34 @@ def interrupted(server: RunningServer, steps: int) -> str:
             server.wait_until(lambda: bool(server.engine.sequences) or not server.service.workflows.runs.num_running)
             server.on_loop(server.engine.step)
         return run
+
+
+def test_a_run_that_was_cancelled_as_its_server_stopped_stays_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(auto=False, workflows=on(tmp_path)) as server:
+        run = interrupted(server, 2)
+        runs = server.service.workflows.runs
+        spawn, held = runs._spawn, []
+
+        def late(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            if not work.__qualname__.endswith("_store_end"):
+                return spawn(work)
+
+            async def later() -> None:
+                held.append(run)
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    work.close()
+
+            return spawn(later())
+
+        monkeypatch.setattr(runs, "_spawn", late)
+        server.on_loop(lambda: runs._live[run].cancel("the user changed their mind"))
+        server.wait_until(lambda: bool(held))
+    with running(workflows=on(tmp_path)) as server, server.http() as client:
+        assert client.get(f"/v1/runs/{run}").json()["status"] == "cancelled"
 
 
 @pytest.mark.parametrize("steps", [0, 3, 5, 7])

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from weft.abi.errors import ContextTooLong, Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
+from weft.abi.errors import Draining, InvalidRequest, Overloaded, UnknownHandle, WeftError
 from weft.core.grammar import Grammar
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.core.objectives import check_objective
@@ -171,17 +171,19 @@ class CommandHandler:
             sequence.ops.append(ops.AppendOp(command.op, unpack_tokens(b""), now, command.outputs))
             self._arrive(sequence, now)
             return
-        if not command.tokens or len(command.tokens) % TOKEN_BYTES:
-            raise InvalidRequest(f"{len(command.tokens)} bytes are not a whole number of int32 token ids", "prompt")
-        tokens = unpack_tokens(command.tokens)
-        low, high = extremes(tokens)
+        is_whole = command.tokens and len(command.tokens) % TOKEN_BYTES == 0
+        tokens = unpack_tokens(command.tokens if is_whole else b"")
+        low, high = extremes(tokens) if is_whole else (0, 0)
         vocab_size = self._state.config.vocab_size
-        if low < 0 or high >= vocab_size:
+        if not is_whole or low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
             error = InvalidRequest(
-                f"token {wrong} does not exist; this model has tokens 0 to {vocab_size - 1}", "prompt"
+                f"token {wrong} does not exist; this model has tokens 0 to {vocab_size - 1}"
+                if is_whole
+                else f"{len(command.tokens)} bytes are not a whole number of int32 token ids",
+                "prompt",
             )
-            sequence.failure = (error.kind, error.message)
+            sequence.failure = (error.kind, error.message)  # what follows would be of another prompt
             raise error
         sequence.ops.append(ops.AppendOp(command.op, tokens, now, command.outputs))
         self._arrive(sequence, now)
@@ -254,7 +256,7 @@ class CommandHandler:
         sequence = self._get(client, command.seq)
         if not 0 <= command.num_tokens <= len(sequence.tokens):
             message = f"cannot cut a sequence of {len(sequence.tokens)} tokens to {command.num_tokens}"
-            raise ContextTooLong(message, "num_tokens")
+            raise InvalidRequest(message, "num_tokens")
         state, wait = self._state, sequence.wait
         cancel_all(state, sequence, now)
         end = sequence.table.node if wait is None or wait.end is None else wait.end

@@ -102,13 +102,14 @@ class FolderBlobs:
                 (self._folder / name).unlink(missing_ok=True)
 
     def sync(self) -> None:
-        """Make the names of new files durable."""
+        """Make the names of new files durable, and that of their folder."""
         if self._folder.exists():
-            number = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(number)
-            finally:
-                os.close(number)
+            for folder in (self._folder, self._folder.parent):
+                number = os.open(folder, os.O_RDONLY)
+                try:
+                    os.fsync(number)
+                finally:
+                    os.close(number)
 
     def sweep(self, named: set[str], is_gone: Callable[[str], bool]) -> set[str]:
         """Remove the blobs of servers that have ended, except `named`; the names in `named` that have no file. Called

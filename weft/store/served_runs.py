@@ -166,10 +166,6 @@ class ServedRunTable:
         """A run of a tenant. Blocks."""
         return self._one(_FIND, {"this": run, "of_tenant": tenant})
 
-    def with_key(self, tenant: str, key: str) -> StoredRun | None:
-        """The run that began with a key. Blocks."""
-        return self._one(_KEYED, {"of_tenant": tenant, "of_key": key})
-
     def all(self, tenant: str) -> list[StoredRun]:
         """A tenant's runs, newest first. Blocks."""
         return self._database.read(

@@ -77,6 +77,10 @@ def body_of(graph: WorkflowGraph) -> Body:
     return Body(nodes=graph.nodes, outputs=graph.outputs)
 
 
+class UnknownValueError(Exception):
+    """A value that is not a constant."""
+
+
 def result(before: WorkflowGraph, body: Body) -> PassResult:
     """The graph with other nodes and outputs, and which nodes that removed."""
     if body.nodes == before.nodes and body.outputs == before.outputs:

@@ -29,7 +29,7 @@ from weft.workflow.graph.nodes import (
 )
 from weft.workflow.graph.templates import Reference, Template, parse_template
 from weft.workflow.graph.values import RowError
-from weft.workflow.passes.base import Lookup, PassResult, body_of, nothing_cached, result
+from weft.workflow.passes.base import Lookup, PassResult, UnknownValueError, body_of, nothing_cached, result
 
 MAX_TEXT_CHARS = 65_536
 """A longer text is not put into templates: each would have a copy."""
@@ -38,10 +38,6 @@ MAX_TEXT_CHARS = 65_536
 def fold_constants(graph: WorkflowGraph, lookup: Lookup = nothing_cached) -> PassResult:
     """Compute nodes whose inputs are constants, and put constants into templates."""
     return result(graph, _Folder().body(body_of(graph)))
-
-
-class _UnknownValueError(Exception):
-    """A value that is not a constant."""
 
 
 class _Folder:
@@ -61,7 +57,7 @@ class _Folder:
         node = cast(AnyNode, node.visit(self._filled))
         try:
             return self._folded(node)
-        except (_UnknownValueError, RowError):
+        except (UnknownValueError, RowError):
             pass
         node = cast(AnyNode, node.with_bodies({place: self.body(body) for place, body in node.bodies.items()}))
         if isinstance(node, LoopNode) and node.until is not None:
@@ -69,7 +65,7 @@ class _Folder:
         return (node,)
 
     def _folded(self, node: AnyNode) -> tuple[AnyNode, ...]:
-        """What a node is if it is constant. Raises `_UnknownValueError`, and `RowError` for one that fails."""
+        """What a node is if it is constant. Raises `UnknownValueError`, and `RowError` for one that fails."""
         match node:
             case SwitchNode():
                 place = values.case_of(node, self._value_of(reference_of(node.on)))
@@ -87,13 +83,13 @@ class _Folder:
                 args = values.fill_values(node.args, self._value_of)
                 value = values.join(args["of"], args.get("separator", JOIN_SEPARATOR), node)
             case _:
-                raise _UnknownValueError
+                raise UnknownValueError
         self._constants[node.id] = value
         return (DataNode(id=node.id, value=value),)
 
     def _value_of(self, reference: Reference) -> Any:
         if reference.name not in self._constants:
-            raise _UnknownValueError
+            raise UnknownValueError
         return values.value_at(self._constants[reference.name], reference)
 
     def _moved(self, reference: Reference) -> Reference:
@@ -140,6 +136,6 @@ class _Folder:
         """The text of a constant, or the reference itself."""
         try:
             text = values.text_of(self._value_of(reference))
-        except (_UnknownValueError, RowError):
+        except (UnknownValueError, RowError):
             return reference
         return text if len(text) <= MAX_TEXT_CHARS else reference

@@ -30,7 +30,15 @@ from weft.workflow.graph.nodes import (
 )
 from weft.workflow.graph.templates import Reference, escape
 from weft.workflow.graph.values import AnswerValue, RowError
-from weft.workflow.passes.base import Lookup, OperatorCall, PassResult, body_of, nothing_cached, result
+from weft.workflow.passes.base import (
+    Lookup,
+    OperatorCall,
+    PassResult,
+    UnknownValueError,
+    body_of,
+    nothing_cached,
+    result,
+)
 
 
 def substitute_cached(graph: WorkflowGraph, lookup: Lookup = nothing_cached) -> PassResult:
@@ -53,10 +61,6 @@ def operator_call(node: AnyNode, value_of: values.ValueOf) -> OperatorCall | Non
             args = values.plain(values.fill_values(node.args, value_of))
             return OperatorCall(op=node.op, fields={"source": node.source, "args": args})
     return None
-
-
-class _UnknownValueError(Exception):
-    """A value that is not a constant."""
 
 
 class _Substitution:
@@ -94,7 +98,7 @@ class _Substitution:
             if call is None or found is None:
                 return node
             value = found.value if isinstance(node, FunctionNode) else values.answer_content(node, found.value)
-        except (_UnknownValueError, RowError):
+        except (UnknownValueError, RowError):
             return node
         self._known[node.id] = value
         if "messages" in call.fields:
@@ -104,7 +108,7 @@ class _Substitution:
 
     def _value_of(self, reference: Reference) -> Any:
         if reference.name not in self._known:
-            raise _UnknownValueError
+            raise UnknownValueError
         return values.value_at(self._known[reference.name], reference)
 
 

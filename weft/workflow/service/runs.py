@@ -12,6 +12,7 @@ server that starts with the same data.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
@@ -135,6 +136,9 @@ class WorkflowRuns:
         for task in [*self._tasks.values(), *self._beginning]:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), *self._beginning, return_exceptions=True)
+        for id in list(self._unstored):  # ended just now: without its record the next server would go on with it
+            with contextlib.suppress(WeftError):
+                await self._store_end(id)
 
     @property
     def num_running(self) -> int:
