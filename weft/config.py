@@ -153,6 +153,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lease_s: float = 30.0
     """A client that sends nothing for this many seconds loses its sequences."""
     seed: int = 0
+    """Of generations of users' programs that have none. Built-in programs draw a random seed for each request."""
 
     def __post_init__(self) -> None:
         if not 8 <= self.page_size <= MAX_PAGE_SIZE:
@@ -201,6 +202,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_text_chars: int | None = None
     """Maximum length of a text to tokenize. None: what the model's context can hold, with room for Unicode
     normalisation."""
+    max_response_logprobs: int = 1_000_000
+    """Maximum number of log-probabilities of one response. Each takes some 300 bytes until the response is sent."""
     max_concurrent_requests: int = 4096
     """More are refused with 429; of one tenant, half where keys name several."""
     max_connections: int = 10_000
@@ -242,7 +245,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:  # event loops silently truncate larger numbers to sixteen bits
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
-        counts = ("max_concurrent_requests", "max_connections", "replicas")
+        counts = ("max_response_logprobs", "max_concurrent_requests", "max_connections", "replicas")
         for name in ("max_body_bytes", "max_bodies_bytes", "max_text_chars", *counts):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -6,8 +6,8 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,39 +20,88 @@ class LoopThread:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPerCall())
+        self._is_stopped = self._has_ended = False
         self._thread = threading.Thread(target=self._turn, name="weft-llm", daemon=True)
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether work can be started: not after `stop`, nor in a process that was forked."""
+        return not self.loop.is_closed() and self._thread.is_alive()
+
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start work. Raises `RuntimeError` after `stop`."""
-        if self.loop.is_closed() or not self._thread.is_alive():
+        if not self.is_alive:
             work.close()
             raise RuntimeError("this LLM is closed; create another one")
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return its result."""
+        """Run a coroutine and return its result. Raises as `check_elsewhere` and `result`."""
+        try:
+            self.check_elsewhere()
+        except BaseException:
+            work.close()
+            raise
         future = self.submit(work)
         try:
-            return future.result()
+            return self.result(future)
         except BaseException:
             future.cancel()
             raise
 
+    def result(self, future: Future[T]) -> T:
+        """Wait for the result of work. Raises `RuntimeError` where `stop` has cancelled it."""
+        try:
+            return future.result()
+        except CancelledError:
+            if self._is_stopped:
+                raise RuntimeError("this LLM was closed before the call ended") from None
+            raise
+
+    def check_elsewhere(self) -> None:
+        """Raise `RuntimeError` on the thread of the loop, where waiting for the loop would never end."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                "this call would block the event loop of Weft that it waits for: make it in a plain def, which runs "
+                "on a thread, or await its asynchronous form, such as aget() of a variable"
+            )
+
     def stop(self) -> None:
         """Cancel all tasks, wait for their end, and stop the thread."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._is_stopped = True
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop)
         self._thread.join()
 
     def _turn(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        left = asyncio.all_tasks(self.loop)
+        while not self._has_ended:
+            # Of a task, which keeps it for those who await it. The loop goes on: it has other users.
+            with suppress(SystemExit, KeyboardInterrupt):
+                self.loop.run_forever()
+        self.loop.close()
+
+    async def _end(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        self.loop.close()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self.loop.shutdown_asyncgens()
+        self._has_ended = True
+        self.loop.stop()
+
+
+_shared: list[LoopThread] = []
+_sharing = threading.Lock()
+
+
+def shared_loop_thread() -> LoopThread:
+    """The event loop for what runs on no model of this process. It is the same as long as the process lasts, so that
+    what coroutines keep, such as the connections of a client, can be used by later ones."""
+    with _sharing:
+        if not (_shared and _shared[0].is_alive):
+            _shared[:] = [LoopThread()]
+        return _shared[0]
 
 
 class ThreadPerCall(ThreadPoolExecutor):
@@ -79,9 +128,10 @@ def windowed(
 ) -> Iterator[R]:
     """Yield the results of `work(index, item)` as they complete, with at most `window` in progress.
 
-    `items` is read in the caller's thread, where it may block. Raises the first error of any item. An error, or closing
-    the generator, cancels the other items.
+    `items` is read in the caller's thread, where it may block. Raises the first error of any item, and as
+    `LoopThread.run`. An error, or closing the generator, cancels the other items.
     """
+    thread.check_elsewhere()
     source = enumerate(items)
     done: queue.SimpleQueue[Future[R]] = queue.SimpleQueue()
     running: set[Future[R]] = set()
@@ -95,14 +145,16 @@ def windowed(
                 return
             future = done.get()
             running.discard(future)
-            yield future.result()
+            yield thread.result(future)
     finally:
         for future in running:
             future.cancel()
 
 
 def streamed(thread: LoopThread, items: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
-    """Iterate over an asynchronous generator in the caller's thread. Closing this generator closes that one."""
+    """Iterate over an asynchronous generator in the caller's thread. Closing this generator closes that one. Raises as
+    `LoopThread.run`."""
+    thread.check_elsewhere()
     ready: queue.SimpleQueue[tuple[T] | Future[None]] = queue.SimpleQueue()
 
     async def pump() -> None:
@@ -115,6 +167,6 @@ def streamed(thread: LoopThread, items: Callable[[], AsyncGenerator[T, None]]) -
     try:
         while not isinstance(news := ready.get(), Future):
             yield news[0]
-        future.result()
+        thread.result(future)
     finally:
         future.cancel()

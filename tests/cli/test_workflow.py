@@ -55,6 +55,35 @@ def test_one_row_and_a_flow_by_its_name(weft, file):
     assert result.stderr == ""
 
 
+LATE = """
+import weft
+from weft import ops
+
+def shout(text):
+    from beside_a_late_flow import shout as found
+    return found(text)
+
+@weft.flow
+def tell(topic):
+    return ops.function(shout, topic)
+"""
+
+
+def test_functions_import_what_is_beside_their_file(weft, tmp_path):
+    (tmp_path / "beside_a_late_flow.py").write_text(BESIDE)
+    (tmp_path / "late.py").write_text(LATE)
+    result = weft("workflow", "run", str(tmp_path / "late.py"), "--row", "topic=the sea", "--on", "http://127.0.0.1:9")
+    assert result.exit_code == 0, result.stderr
+    assert lines(result.stdout)[0]["outputs"]["value"] == "THE SEA"
+
+
+def test_a_server_of_the_environment_gives_way_to_url(weft, file, monkeypatch):
+    monkeypatch.setenv("WEFT_URL", "http://127.0.0.1:9")
+    with running() as server:
+        result = weft("workflow", "run", str(file), "--row", "topic=the sea", "--url", server.url)
+        assert result.exit_code == 0, result.stderr
+
+
 def test_json_is_a_workflow_too_and_runs_on_a_server(weft, file, tmp_path):
     shown = weft("workflow", "show", str(file), "--json")
     graph = json.loads(shown.stdout)
@@ -96,6 +125,11 @@ def test_show_is_an_outline(weft, file):
         (("run", "FILE", "--row", "topic=x", "--rows", "y"), "give either --rows FILE or --row"),
         (("run", "FILE", "--row", "topic"), "write NAME=VALUE"),
         (("run", "FILE", "--row", "subject=x"), "topic"),
+        (("run", "FILE", "--row", "topic=x", "--row", "topic=y"), "--row gives topic twice"),
+        (("run", "FILE", "--row", "topic=x", "--on", "http://h", "--url", "http://h"), "either --on or --url"),
+        (("run", "FILE", "--row", "topic=x", "--on", "weft-tiny"), "'weft-tiny', which is no address"),
+        (("run", "FILE", "--row", "topic=x", "--on", "http://h", "-o", "FOLDER"), "is a folder: name a file in it"),
+        (("run", "FILE", "--rows", "ROWS", "--on", "http://h", "-o", "ROWS"), "is the file of the rows"),
         (("run", "FILE", "--row", "topic=x", "--on", "http://h", "--num-pages", "9"), "configures an engine"),
         (("run", "FILE:other", "--row", "topic=x"), "has no flow 'other'; it has tell"),
         (("show", "missing.py"), "missing.py cannot be read"),
@@ -110,8 +144,12 @@ def test_mistakes_are_one_line(weft, file, tmp_path, arguments, message):
     (tmp_path / "not.json").write_text("{")
     names = {"FILE": file, "FILE:other": f"{file}:other", "BESIDE": tmp_path / "beside.py"}
     names |= {"BROKEN": tmp_path / "broken.py", "NOTJSON": tmp_path / "not.json"}
+    names |= {"FOLDER": tmp_path, "ROWS": tmp_path / "rows.jsonl"}
+    names["ROWS"].write_text('{"topic": "x"}\n')
     result = weft("workflow", *(str(names.get(word, word)) for word in arguments))
     assert result.exit_code in (1, 2)
+    assert names["ROWS"].read_text() == '{"topic": "x"}\n'
+    assert not [*tmp_path.rglob("*.run"), *tmp_path.parent.glob(f"{tmp_path.name}.run")]
     assert message in " ".join(result.stderr.replace("│", " ").split())
 
 

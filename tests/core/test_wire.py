@@ -203,7 +203,7 @@ def test_tokens_pack_and_unpack() -> None:
     ("params", "field"),
     [
         (SamplingParams(temperature=float("nan")), "temperature"),
-        (SamplingParams(top_p=0.0), "top_p"),
+        (SamplingParams(top_p=-0.1), "top_p"),
         (SamplingParams(top_k=-2), "top_k"),
         (SamplingParams(min_p=1.5), "min_p"),
         (SamplingParams(presence_penalty=3.0), "presence_penalty"),

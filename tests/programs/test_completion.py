@@ -258,7 +258,7 @@ def test_failures_release_everything() -> None:
         ({"n": 0}, "n"),
         ({"n": 10**6}, "n"),
         ({"max_tokens": -1}, "max_tokens"),
-        ({"sampling": SamplingParams(top_p=0)}, "top_p"),
+        ({"sampling": SamplingParams(top_p=2)}, "top_p"),
         ({"stop": StopParams(stop=[b""])}, "stop"),
         ({"prompt_logprobs": 10**6}, "logprobs"),
     ],

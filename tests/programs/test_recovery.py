@@ -11,13 +11,13 @@ import pytest
 
 from tests.programs.help import CALLER, collect, settle
 from tests.programs.virtual_time import run_virtually
-from weft.abi.errors import EngineDead, InvalidRequest
+from weft.abi.errors import EngineCrashed, EngineDead, InvalidRequest
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import Event, Generate
 from weft.programs.builtin import beam, completion, embedding
 from weft.programs.builtin.beam import BeamArgs
-from weft.programs.recovery import MAX_CONTINUATIONS, TRIAL_ITEMS, EngineCrashed
+from weft.programs.recovery import MAX_CONTINUATIONS, TRIAL_ITEMS
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller, Chunk, CompletionArgs, EmbeddingArgs
 from weft.testing.byte_tokenizer import byte_tokenizer

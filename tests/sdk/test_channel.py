@@ -10,7 +10,7 @@ import pytest
 from weft.abi.frames import EventKind, WireError, commands, pack_event
 from weft.abi.operations import Op
 from weft.sdk import channel as channels
-from weft.sdk import errors
+from weft.sdk import errors, run
 from weft.sdk.channel import MANY_BYTES, Channel, Resource
 
 P = ParamSpec("P")
@@ -45,6 +45,10 @@ class Log:
 
 def failure(call: int, kind: str = "out_of_pages", message: str = "none left", param: str = "") -> bytes:
     return pack_event(EventKind.ERROR, call, kind.encode(), message.encode(), param.encode())
+
+
+async def waited(call: Awaitable[list[bytes]]) -> list[bytes]:
+    return await call
 
 
 def test_commands_leave_in_order_and_one_flush_asks_for_all_of_them() -> None:
@@ -116,6 +120,68 @@ async def test_an_error_without_a_waiter_is_its_resources_and_raised_once() -> N
     with pytest.raises(errors.OutOfPages):
         resource.check()
     resource.check()
+
+
+@in_loop
+async def test_an_error_without_an_owner_is_raised_by_the_next_call() -> None:
+    log = Log()
+    channel = log.channel
+    earlier = asyncio.ensure_future(waited(channel.ask(Op.MODELS)))
+    channel.post(Op.SEND, b"1")
+    following = asyncio.ensure_future(waited(channel.ask(Op.STORE_GET, b"x")))
+    another = asyncio.ensure_future(waited(channel.ask(Op.STORE_GET, b"y")))
+    await asyncio.sleep(0)
+    channel.dispatch(failure(0, "limit_exceeded"))
+    with pytest.raises(errors.LimitExceeded):
+        await following
+    # What nobody reads is given up; the error is raised once, and by no other call.
+    asked = [(Op.MODELS, 1), (Op.SEND, 0), (Op.STORE_GET, 2), (Op.STORE_GET, 3)]
+    assert log.taken() == [*asked, (Op.CANCEL, 0)]
+    for call, task in ((1, earlier), (3, another)):
+        channel.dispatch(pack_event(EventKind.RESULT, call))
+        assert await task == []
+    channel.dispatch(failure(2, "cancelled"))
+    channel.ask(Op.MODELS)
+
+
+@in_loop
+async def test_an_error_of_a_later_command_is_kept_for_the_call_behind_it() -> None:
+    channel = Log().channel
+    channel.post(Op.SEND, b"1")
+    earlier = asyncio.ensure_future(waited(channel.ask(Op.SLEEP, 1.0)))
+    await asyncio.sleep(0)
+    channel.post(Op.SEND, b"2")
+    channel.dispatch(failure(0) + pack_event(EventKind.RESULT, 1))
+    assert await earlier == []
+    with pytest.raises(errors.OutOfPages):
+        channel.ask(Op.MODELS)
+    channel.ask(Op.MODELS)
+
+
+@in_loop
+async def test_an_earlier_error_takes_no_message_from_receive() -> None:
+    channel = Log().channel
+    token = channels.install(channel)
+    try:
+        for together in (True, False):
+            run.send("refused")
+            receiving = asyncio.ensure_future(run.receive())
+            await asyncio.sleep(0)
+            message = pack_event(EventKind.RESULT, channel.last_number, b'"kept"')
+            channel.dispatch(failure(0) + message if together else failure(0))
+            with pytest.raises(errors.OutOfPages):
+                await receiving
+            if not together:
+                channel.dispatch(message)
+            assert await run.receive() == "kept"
+        receiving = asyncio.ensure_future(run.receive())
+        await asyncio.sleep(0)
+        channel.dispatch(failure(channel.last_number))
+        with pytest.raises(errors.OutOfPages):
+            await receiving
+        assert run._PENDING not in channel.values
+    finally:
+        channels.uninstall(token)
 
 
 @in_loop

@@ -86,6 +86,96 @@ def test_a_fork_of_a_context_that_was_rewound_is_still_of_its_moment() -> None:
     host.run(main)
 
 
+async def nothing(ctx: Context) -> None:
+    pass
+
+
+async def a_rewind(ctx: Context) -> None:
+    ctx.user("b")
+    await ctx.rewind_turns()
+
+
+async def a_generation(ctx: Context) -> None:
+    async for _ in ctx.generate():
+        break
+
+
+async def a_parent(ctx: Context) -> None:
+    async with ctx:
+        pass
+
+
+GIVEN_UP = [Context.drop, lambda ctx: ctx.hold(5), a_parent]
+
+
+@pytest.mark.parametrize("give_up", GIVEN_UP)
+@pytest.mark.parametrize("before", [nothing, a_rewind, a_generation])
+def test_a_fork_outlives_its_parent(before, give_up) -> None:  # type: ignore[no-untyped-def]
+    host = FakeHost("abcdefghi" if before is a_generation else "ok")
+
+    async def main() -> None:
+        ctx = Context(system="s")
+        ctx.user("a")
+        await before(ctx)
+        forks = [ctx.fork(), ctx.fork()]
+        ctx.user("never told")
+        if (given_up := give_up(ctx)) is not None:
+            await given_up
+        for use in (lambda: ctx.fill("x"), ctx.fork, ctx.generate, lambda: ctx.expect("tool")):
+            with pytest.raises(UnknownHandle):
+                use()
+        ctx.drop()
+        await asyncio.gather(*[fork.flush() for fork in forks])
+        assert held(host, forks[0]) == held(host, forks[1])
+        assert "a<" in held(host, forks[0])
+        assert "abc" in held(host, forks[0]) or before is not a_generation
+        await forks[0].generate()
+        assert set(host.sequences) == {fork.sequence.number for fork in forks}
+        with pytest.raises(UnknownHandle):
+            await ctx.truncate(0)
+
+    host.run(main)
+    ends = [command.op for command in host.log if command.op in (Op.SEQ_HOLD, Op.SEQ_RELEASE)]
+    assert ends == [Op.SEQ_RELEASE if give_up is not GIVEN_UP[1] else Op.SEQ_HOLD]
+
+
+@pytest.mark.parametrize("give_up", GIVEN_UP)
+def test_a_fork_of_a_fork_outlives_both(give_up) -> None:  # type: ignore[no-untyped-def]
+    host = FakeHost()
+
+    async def main() -> None:
+        ctx = Context().fill("a")
+        middle = ctx.fork().fill("b")
+        last = middle.fork().fill("c")
+        for each in (middle, ctx):
+            if (given_up := give_up(each)) is not None:
+                await given_up
+        await last.flush()
+        assert held(host, last) == "<|bos|>abc"
+        assert set(host.sequences) == {last.sequence.number}
+
+    host.run(main)
+
+
+def test_a_context_ends_with_the_last_fork_that_needs_it() -> None:
+    host = FakeHost()
+
+    async def main() -> None:
+        ctx = Context().fill("a")
+        unused, middle = ctx.fork(), ctx.fork()
+        last = middle.fork()
+        for each in (ctx, unused, middle):
+            each.drop()
+            host.sync()
+            assert len(host.sequences) == 1
+        last.drop()
+        host.sync()
+        assert host.sequences == {}
+
+    host.run(main)
+    assert Op.SEQ_FORK not in host.ops()
+
+
 def test_back_to_a_snapshot_and_forward_again() -> None:
     host = FakeHost("one", "two", "three")
 

@@ -85,10 +85,10 @@ def test_a_message_that_breaks_a_limit_is_raised_by_the_next_call() -> None:
 
     async def main() -> None:
         run.send(1)
-        await run.sleep(0)
         with pytest.raises(errors.LimitExceeded) as raised:
             await run.sleep(0)
         assert raised.value.param == "pending_messages"
+        await run.sleep(0)
 
     host.run(main)
 

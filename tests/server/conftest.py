@@ -145,6 +145,7 @@ def running(
     records: RunRecords | None = None,
     workflows: Callable[[Models], WorkflowService] = WorkflowService,
     more_engines: Sequence[FakeEngine] = (),
+    max_waiting: int | None = None,
     **settings,
 ) -> Iterator[RunningServer]:
     config = msgspec.structs.replace(ServerConfig(port=0, drain_s=5.0), **settings)
@@ -155,6 +156,7 @@ def running(
         tokenizer or byte_tokenizer(),
         root="/somewhere/private/" + MODEL,
         more_engines=more_engines,
+        max_waiting=max_waiting,
     )
     service = Service(
         config, [served], timer, lambda models: inline_programs(models, programs, records), workflows=workflows

@@ -107,7 +107,7 @@ def test_gone_while_sending_the_body(stepped: RunningServer) -> None:
 
 def test_a_slow_reader_holds_the_program_back() -> None:
     info = DEFAULT_INFO
-    with running(engine=FakeEngine(info, auto=False)) as server:
+    with running(engine=FakeEngine(info, auto=False), max_response_logprobs=10**7) as server:
         body = {"prompt": "ab", "n": 64, "max_tokens": 4000, "stream": True, "logprobs": 20}
         connection = connect(server, "/v1/completions", body)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -14,8 +14,7 @@ from tests.programs.sandbox.test_full_disk import CODE, full
 from tests.server.conftest import RunningServer, ids, running, sse
 from tests.server.test_disconnect import connect, read_to_end, read_until
 from tests.server.test_requests import error_of
-from weft.abi.errors import Overloaded, StorageFailed, WeftError
-from weft.programs.recovery import EngineCrashed
+from weft.abi.errors import EngineCrashed, Overloaded, StorageFailed, WeftError
 from weft.programs.registry import Registry
 from weft.programs.sandbox.compiled import CompiledCode
 from weft.server.errors import is_internal, problem_of

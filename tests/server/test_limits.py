@@ -229,7 +229,7 @@ def test_a_second_signal_does_not_wait() -> None:
 
 
 def test_a_third_signal_cuts_connections(caplog: pytest.LogCaptureFixture) -> None:
-    with running(auto=False, drain_s=3600.0) as server:
+    with running(auto=False, drain_s=3600.0, max_response_logprobs=10**7) as server:
         connection = connect(server, PATH, STREAM | {"n": 64, "logprobs": True, "top_logprobs": 20, "max_tokens": 4000})
         server.wait_until(lambda: bool(server.engine.sequences))
         [protocol] = server.server.server_state.connections
@@ -267,6 +267,85 @@ def test_texts_are_bounded_before_they_are_tokenized() -> None:
         most = server.service.models[0].max_text_chars
         refused = error_of(server.post("/tokenize", {"prompt": "x" * (most + 1)}))
         assert str(most + 1) in refused["message"]
+
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "count", "param"),
+    [
+        (CHAT, {"n": 8, "max_tokens": 25, "logprobs": True, "top_logprobs": 5}, 1200, "logprobs"),
+        (CHAT, {"n": 8, "max_completion_tokens": 250, "logprobs": True}, 2000, "logprobs"),
+        (COMPLETIONS, {"prompt": [97] * 10, "n": 8, "max_tokens": 25, "logprobs": 5}, 1200, "logprobs"),
+        (COMPLETIONS, {"prompt": [[97], [98]], "n": 4, "max_tokens": 25, "logprobs": 5}, 1200, "logprobs"),
+        (
+            COMPLETIONS,
+            {"prompt": [[97] * 150] * 2, "n": 2, "max_tokens": 0, "echo": True, "logprobs": 1},
+            1200,
+            "logprobs",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "use_beam_search": True, "best_of": 8, "n": 1, "max_tokens": 25, "logprobs": 5},
+            1200,
+            "logprobs",
+        ),
+    ],
+)
+def test_log_probabilities_of_a_response_are_bounded(
+    path: str, body: dict, count: int, param: str, stream: bool
+) -> None:
+    given = {"messages": MESSAGES} if path == CHAT else {}
+    with running(max_response_logprobs=count - 1) as server:
+        error = error_of(server.post(path, given | body | {"stream": stream}))
+        assert error["param"] == param
+        for part in (str(count), str(count - 1), "max_response_logprobs", "max_tokens"):
+            assert part in error["message"]
+        assert not server.engine.sequences
+    with running(max_response_logprobs=count) as server:
+        assert server.post(path, given | body | {"stream": stream}).status_code == 200
+
+
+def test_log_probabilities_of_prompts_are_bounded() -> None:
+    body = {"prompt": [[97] * 200] * 2, "max_tokens": 1, "prompt_logprobs": 2}
+    with running(max_response_logprobs=1199) as server:
+        error = error_of(server.post(COMPLETIONS, body))
+        assert error["param"] == "prompt_logprobs"
+        assert "400 prompt tokens with 3 each" in error["message"]
+    with running(max_response_logprobs=1200) as server:
+        assert server.post(COMPLETIONS, body).status_code == 200
+
+
+def test_without_max_tokens_a_response_ends_at_the_limit_on_log_probabilities() -> None:
+    with running(max_response_logprobs=60) as server:
+        body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "ignore_eos": True, "n": 2}
+        response = server.post(CHAT, body).json()
+        assert [choice["finish_reason"] for choice in response["choices"]] == ["length"] * 2
+        assert [len(choice["logprobs"]["content"]) for choice in response["choices"]] == [10, 10]
+        assert "66 log-prob" in error_of(server.post(CHAT, body | {"n": 22, "top_logprobs": 2}))["message"]
+        # The range of a field is named first, and a text without log-probabilities is not counted.
+        assert error_of(server.post(CHAT, body | {"top_logprobs": 10**9}))["param"] == "logprobs"
+        assert server.post(CHAT, {"messages": MESSAGES, "n": 8}).status_code == 200
+
+
+def test_a_request_that_the_queue_of_an_engine_can_never_hold_is_refused_for_good() -> None:
+    with running(max_waiting=4) as server:
+        for body, count, param in (
+            ({"prompt": ["a"] * 5}, 5, "prompt"),
+            ({"prompt": ["a"] * 3, "n": 2}, 6, "prompt"),
+            ({"prompt": "a", "n": 5}, 5, "n"),
+            ({"prompt": ["a"] * 100}, 64, "prompt"),
+        ):
+            error = error_of(server.post(COMPLETIONS, body | {"max_tokens": 1}))
+            assert error["param"] == param
+            assert f"{count} generations" in error["message"]
+            assert "4 wait (engine.max_waiting)" in error["message"]
+        assert error_of(server.post(CHAT, {"messages": MESSAGES, "n": 5}))["param"] == "n"
+        assert server.post(COMPLETIONS, {"prompt": ["a"] * 2, "n": 2, "max_tokens": 1}).status_code == 200
+        server.assert_nothing_left()
 
 
 def test_bodies_in_memory_are_bounded() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.server.conftest import RunningServer, running
 from tests.server.test_requests import error_of
+from weft.abi.errors import ConfigError
 from weft.config import ProgramsConfig
 from weft.programs.sandbox import checker
 
@@ -306,6 +307,17 @@ def test_programs_may_be_off() -> None:
     with running(programs=ProgramsConfig(start="off")) as server:
         answer = server.post("/v1/runs", {"source": ADD})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("entry", ["http://localhost:9000", "alice=api.localhost", "no host"])
+def test_hosts_that_no_program_could_reach_are_refused_at_the_start(entry: str) -> None:
+    says = "names no host" if entry == "no host" else "localhost is at .* lists the address itself, with its port"
+    network = ["example.com", "127.0.0.1:9000", entry]
+    with (
+        pytest.raises(ConfigError, match=f"programs.network: .*{says}"),
+        running(programs=ProgramsConfig(network=network)),
+    ):
+        raise AssertionError("it started")
 
 
 def test_quota_and_too_many() -> None:

@@ -68,7 +68,7 @@ def test_bodies_that_are_no_request(server: RunningServer, body: bytes, says: st
         ({"max_completion_tokens": []}, "max_completion_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"presence_penalty": 3}, "presence_penalty"),
@@ -197,9 +197,9 @@ def test_history_with_tool_calls_and_rendered_tools(server: RunningServer) -> No
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     assert server.chat(messages=messages, tools=tools, tool_choice="none").status_code == 200
     assert server.chat(messages=messages, tool_choice="auto", tools=[]).status_code == 200
-    assert "JSON" in error_of(server.chat(messages=[call_with(call, "[1]")]))["message"]
-    # What a model wrote and is no JSON can be sent back to it.
-    assert server.chat(messages=[call_with(call, "{")]).status_code == 200
+    # What a model wrote can be sent back to it.
+    for arguments in ("{", "[1]", "null", "5", '"x"', ""):
+        assert server.chat(messages=[call_with(call, arguments)]).status_code == 200
 
 
 def call_with(call: dict, arguments: str) -> dict:

@@ -1,6 +1,7 @@
 """Chats as prompts: rendered by a template, then tokenized."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -11,6 +12,7 @@ from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.tokenizers.chats import ChatPrompt, encode, render
 
+PLAIN = byte_tokenizer()
 TALK = [{"role": "user", "content": "hi"}]
 
 
@@ -53,6 +55,32 @@ def test_a_text_is_checked_before_it_is_tokenized() -> None:
 
     with pytest.raises(InvalidRequest, match="52 characters"):
         asyncio.run(encode(ChatPrompt(messages=TALK), byte_tokenizer(), check=refuse))
+
+
+ITERATES = "{% for key, value in call.arguments ITEMS %}{{ key }}={{ value }};{% endfor %}"
+
+
+@pytest.mark.parametrize("arguments", ["null", "[]", "5", '"x"', "{", '{"a": 1}'])
+@pytest.mark.parametrize(
+    "template",
+    ["{{ call.arguments | tojson }}", ITERATES.replace("ITEMS", "|items"), ITERATES.replace(" ITEMS", ".items()")],
+)
+def test_a_chat_goes_on_after_a_call_with_odd_arguments(arguments: str, template: str) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    source = "{% for each in messages[0].tool_calls %}{% set call = each.function %}" + template + "{% endfor %}"
+    text = render(ChatPrompt(messages=[{"role": "assistant", "tool_calls": [call]}], chat_template=source), PLAIN)
+    as_mapping = "a=1;" if arguments == '{"a": 1}' else f"arguments={arguments};"
+    as_json = arguments if arguments == '{"a": 1}' else json.dumps(arguments)
+    assert text == (as_json if "tojson" in template else as_mapping)
+
+
+def test_a_template_that_refuses_for_another_reason_says_it() -> None:
+    call = {"function": {"name": "f", "arguments": "null"}}
+    chat = ChatPrompt(
+        messages=[{"role": "assistant", "tool_calls": [call]}], chat_template="{{ raise_exception('never') }}"
+    )
+    with pytest.raises(InvalidRequest, match="never"):
+        render(chat, PLAIN)
 
 
 @pytest.mark.parametrize(("end", "opens"), [("<think>\n", True), ("<think></think>", False), ("", False)])

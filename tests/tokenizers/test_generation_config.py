@@ -40,7 +40,7 @@ def test_what_the_file_says(raw: dict[str, Any], expected: dict[str, float]) -> 
 
 
 @pytest.mark.parametrize(
-    "raw", [{"temperature": "hot"}, {"temperature": -1}, {"top_p": 0}, {"top_k": 1.5}, {"min_p": True}]
+    "raw", [{"temperature": "hot"}, {"temperature": -1}, {"top_p": -1}, {"top_k": 1.5}, {"min_p": True}]
 )
 def test_a_value_that_cannot_be_is_named(raw: dict[str, Any]) -> None:
     with pytest.raises(ModelLoadError, match=rf"some/file: {next(iter(raw))} .*--generation-config none"):

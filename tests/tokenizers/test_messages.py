@@ -3,7 +3,7 @@
 import pytest
 
 from weft.abi.errors import InvalidRequest, Unsupported
-from weft.tokenizers.messages import normalize, normalize_tools, num_characters
+from weft.tokenizers.messages import normalize, normalize_tools, num_characters, with_mapped_arguments
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, null]}'}}
 
@@ -59,6 +59,21 @@ def test_forms(message: dict[str, object], expected: dict[str, object]) -> None:
     assert one(**message) == expected
 
 
+@pytest.mark.parametrize("arguments", ["null", "[]", "5", '"x"', " ", "{", "true"])
+def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
+    messages = normalize(
+        [{"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": arguments}}]}]
+    )
+    assert messages[0]["tool_calls"][0]["function"]["arguments"] == arguments
+    mapped = with_mapped_arguments(messages)
+    assert mapped[0]["tool_calls"][0] == {
+        "type": "function",
+        "id": "c1",
+        "function": {"name": "f", "arguments": {"arguments": arguments}},
+    }
+    assert with_mapped_arguments(mapped) == mapped
+
+
 def test_a_tools_answer_names_the_function_that_was_called() -> None:
     messages = normalize(
         [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "x", "tool_call_id": "c1"}]
@@ -94,7 +109,7 @@ GOOD = {"role": "user", "content": "x"}
         ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "messages[1].tool_calls[0].function"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0].function.name"),
         (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
             "messages[1].tool_calls[0].function.arguments",
         ),
         ({"role": "user", "content": "x", "name": 3}, "messages[1].name"),

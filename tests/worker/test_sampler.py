@@ -286,6 +286,15 @@ def test_a_draw_on_the_edge_of_a_token_falls_on_the_next(drawing):
 
 
 @DRAWINGS
+def test_a_top_p_of_0_takes_the_most_probable_token(drawing):
+    logits = torch.zeros(2, 3000)
+    logits[0, 7] = logits[0, 9] = 1.0
+    table = table_of(*(slot_set(i, SamplingParams(top_p=0.0, temperature=5.0)) for i in range(2)), vocab_size=3000)
+    for uniform in (0.0, 0.5, 1 - 2**-53):
+        assert sample(table, logits, sampling_batch([0, 1], [0, 1], [uniform] * 2), drawing=drawing) == [7, 0]
+
+
+@DRAWINGS
 @pytest.mark.parametrize("temperature", [1e-4, 0.01, 0.1, 10.0])
 def test_extreme_temperatures(drawing, temperature):
     rng = np.random.default_rng(2)

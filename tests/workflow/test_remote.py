@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from weft.abi.errors import ConfigError, LimitExceeded, Unsupported, WeftError
 from weft.client import Client, ServerError
 from weft.workflow.run.instructions import RunLimits
 from weft.workflow.run.planning import RunPlanner
+from weft.workflow.run.value_errors import NodeFailed
 
 ROWS = [{"topic": f"topic {number}"} for number in range(6)]
 THREADS: set[str] = set()
@@ -88,6 +90,11 @@ def test_values_from_outside(client: Client) -> None:
     results = flow.run(ROWS[:3], on=client, external=external)
     assert [result["v"]["row"] for result in results] == [0, 1, 2]
 
+    def plain(asked: Any) -> Any:
+        return {"row": asked.task.row}
+
+    assert flow.run(ROWS[:1], on=client, external=plain)[0]["v"] == {"row": 0}
+
     async def wrong(asked: Any) -> Any:
         return "a text"
 
@@ -102,6 +109,45 @@ def test_a_function_that_takes_too_long(client: Client) -> None:
     flow = weft.flow(lambda topic: ops.function(endless, topic))
     error = flow.run(ROWS[:1], on=client, function_timeout_s=0.01).errors[0]
     assert error.message == "endless did not return within 0.01 s"
+
+
+def leaves(text: str) -> None:
+    sys.exit("no configuration")
+
+
+async def leaves_on_the_loop(text: str) -> None:
+    sys.exit("no configuration")
+
+
+async def ends_cancelled(text: str) -> None:
+    raise asyncio.CancelledError
+
+
+def test_functions_that_end_their_loop_fail_their_row(shared: RunningServer, client: Client) -> None:
+    for called, named in ((leaves, "SystemExit"), (leaves_on_the_loop, "SystemExit"), (ends_cancelled, "Cancelled")):
+        flow = weft.flow(lambda topic, called=called: ops.function(called, topic))
+        for on in (client, shared.url):
+            (error,) = flow.run(ROWS[:1], on=on, function_timeout_s=60).errors
+            assert f"{called.__name__} raised {named}" in error.message
+        native = weft.native_function(called)
+        with weft.session(on=shared.url, function_timeout_s=60):
+            with pytest.raises(NodeFailed, match=named):
+                native("x").get(timeout_s=60)
+            assert ops.text("there").get(timeout_s=60) == "there"
+
+
+def test_two_runs_do_not_write_the_same_results(client: Client, tmp_path: Path) -> None:
+    refused: list[ConfigError] = []
+
+    def again(text: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            nested.run(ROWS[:1], on=client, out=tmp_path / "out.jsonl")
+        refused.append(caught.value)
+        return text
+
+    nested = weft.flow(lambda topic: ops.function(again, topic))
+    assert not nested.run(ROWS[:1], on=client, out=tmp_path / "out.jsonl").errors
+    assert "another run holds" in refused[0].message
 
 
 def test_limits_and_fields_go_along(client: Client) -> None:

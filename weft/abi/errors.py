@@ -30,6 +30,7 @@ WeftError
 ├── NetworkDenied             a program's request to a host or an address that it may not reach
 ├── NetworkFailed             a program's request that was allowed and did not succeed
 ├── EngineDead                the engine crashed or stopped answering; it is being restarted
+├── EngineCrashed             the engine died each time that it computed this request; it is not to be repeated
 ├── HostDead                  the program host crashed or stopped answering; it is being restarted
 └── Draining                  the server is shutting down and takes no new work
 
@@ -250,6 +251,12 @@ class EngineDead(WeftError):
     kind = "engine_dead"
 
 
+class EngineCrashed(WeftError):
+    """The engine died each time that it computed one request, at last while it computed no other request."""
+
+    kind = "engine_crashed"
+
+
 class HostDead(WeftError):
     """The program host crashed or was killed, and the runs it carried out have ended with it."""
 
@@ -284,5 +291,5 @@ def _descendants(cls: type[WeftError]) -> Iterator[type[WeftError]]:
         yield from _descendants(child)
 
 
-# Errors that other modules derive for themselves never cross a boundary, so they are not in the table.
+# Only classes of this module: what others derive stays in its process, or crosses as the kind that it inherits.
 _BY_KIND = {cls.kind: cls for cls in _descendants(WeftError)}

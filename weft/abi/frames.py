@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
+from weft.abi.errors import LimitExceeded
 from weft.abi.operations import MAX_COMMAND_BYTES, Op
 
 VERSION = 1
@@ -74,13 +75,15 @@ class EventFrame(NamedTuple):
 
 def pack(op: Op, call: int, *values: float | bytes) -> bytes:
     """Pack one command: its numbers, then its blobs, in the order of the table. Raises `struct.error` for a number that
-    does not fit."""
+    does not fit, and `LimitExceeded` for more than `MAX_COMMAND_BYTES`."""
     _, head, num_numbers = _PACKINGS[op]
     size = head.size - _SIZE.size
     if len(values) == num_numbers:
         return head.pack(size, op, call, *values)
     blobs: tuple[bytes, ...] = values[num_numbers:]  # type: ignore[assignment]
     size += sum(map(len, blobs))
+    if size > MAX_COMMAND_BYTES:
+        raise LimitExceeded(f"{_excess(op, size)}; send less at once", "command_bytes")
     return b"".join((head.pack(size, op, call, *values[:num_numbers], *map(len, blobs)), *blobs))
 
 
@@ -97,7 +100,9 @@ def commands(data: bytes) -> Iterator[CommandFrame]:
         op, head, num_numbers = packing
         stop = start + _SIZE.size + size
         body = start + head.size
-        if stop > end or body > stop or size > MAX_COMMAND_BYTES:
+        if size > MAX_COMMAND_BYTES:
+            raise WireError(_excess(op, size))
+        if stop > end or body > stop:
             raise WireError(f"a frame of {op.name} has a wrong size, {size} bytes")
         fields = head.unpack_from(data, start)
         split = 3 + num_numbers
@@ -126,6 +131,10 @@ def events(data: bytes) -> Iterator[EventFrame]:
             raise WireError(f"a frame of an event has a wrong size, {size} bytes")
         yield EventFrame(_KINDS[kind], call, _blobs(data, body, stop, lengths.unpack_from(data, start + _EVENT.size)))
         start = stop
+
+
+def _excess(op: Op, size: int) -> str:
+    return f"the command {op.name} has {size} bytes; the limit is {MAX_COMMAND_BYTES}"
 
 
 def _blobs(data: bytes, start: int, stop: int, lengths: tuple[int, ...]) -> list[bytes]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 
 MAX_COMMAND_BYTES = 16 << 20
-"""Largest frame of one command; a larger one ends its program."""
+"""Largest frame of one command. The library refuses the call of a larger one, and a module that sends one is ended."""
 
 
 class Trait(Enum):

@@ -49,10 +49,9 @@ SAMPLING = _table(
     Parameter(
         "top_p",
         1.0,
-        "Nucleus sampling: keep the most probable tokens with this total probability; above 0, at most 1.",
+        "Nucleus sampling: keep the most probable tokens with this total probability, 0 to 1; 0: only the first.",
         0,
         1,
-        low_open=True,
     ),
     Parameter("top_k", 0, "Keep the k most probable tokens; 0 or -1: all.", -1, MAX_TOKENS, neutral=(0, -1)),
     Parameter("min_p", 0.0, "Drop tokens less probable than this share of the most probable one, 0 to 1.", 0, 1),

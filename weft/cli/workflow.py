@@ -78,6 +78,7 @@ def register(app: typer.Typer) -> None:
 
 @takes_settings(*ENGINE_KEYS)
 def run(
+    context: typer.Context,
     settings: Settings,
     file: WorkflowFile,
     rows: Annotated[
@@ -141,7 +142,9 @@ def run(
     if (rows is None) == (not row):
         raise typer.BadParameter("give either --rows FILE or --row NAME=VALUE")
     workflow = load_workflow(file)
-    table = Rows(rows if rows is not None else [dict(pair(field, "--row") for field in row or [])])
+    if url is not None and on is not None and _is_flag(context, "on"):
+        raise typer.BadParameter("give either --on or --url: --on runs the graph here, --url on the server")
+    table = Rows(rows if rows is not None else [_only_row(row or [])])
     options: dict[str, Any] = {"limits": RunLimits(max_calls, max_tokens)} | ({"cache": cache} if cache else {})
     options |= {"max_run_bytes": _size(max_run_size)} if max_run_size else {}
     options |= planned_options(plan, pinned_part, objective, deadline)
@@ -184,6 +187,21 @@ def run(
             _summarise(done, time.monotonic() - started_s)
     if done.errors:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _is_flag(context: typer.Context, name: str) -> bool:
+    """Whether a value was given on the command line; otherwise it is that of the environment."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _only_row(fields: list[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, value in (pair(field, "--row") for field in fields):
+        if name in row:
+            raise typer.BadParameter(f"--row gives {name} twice: give each column once, or several rows with --rows")
+        row[name] = value
+    return row
 
 
 def _size(text: str) -> int:
@@ -317,7 +335,8 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _executed(path: Path) -> Mapping[str, Any]:
-    """The names that a Python file defines. What it imports from its own directory is found."""
+    """The names that a Python file defines. What it imports from its own directory is found, as in a script, also by
+    functions of the workflow while it runs."""
     import runpy
 
     if not path.is_file():
@@ -329,8 +348,6 @@ def _executed(path: Path) -> Mapping[str, Any]:
         raise
     except Exception as error:
         raise WeftError(f"{path} cannot be executed: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.pop(0)
 
 
 def _summarise(results: RunResults, seconds: float) -> None:

@@ -13,7 +13,7 @@ from weft.core.waits import WaitKind
 from weft.endpoints.answer_plan import AnswerForm, answer_plan
 from weft.endpoints.answers import Reading, ToolsCalled, read_answer
 from weft.endpoints.arguments import completion_args
-from weft.endpoints.beams import beam_args, check_beams
+from weft.endpoints.beams import beam_args, check_beams, num_beams
 from weft.endpoints.constraints import named
 from weft.endpoints.errors import require
 from weft.endpoints.generate import Args, Gathered, GatheredChoice, Head, begin, built, gather
@@ -22,6 +22,7 @@ from weft.endpoints.models import ActiveModel, Models
 from weft.endpoints.observe import Observer
 from weft.endpoints.prompts import Fit, chat_prompt_of
 from weft.endpoints.record import Record
+from weft.endpoints.response_limit import check_response
 from weft.endpoints.schemas.chat import ChatChoice, ChatRequest, ChatResponse
 from weft.endpoints.writers import ChatWriter, StreamEvents, streamed
 from weft.tokenizers import chats
@@ -38,7 +39,8 @@ async def create(
     check_beams(body)
     plan = answer_plan(body, model.dialect)
     record.model, record.stream = model.names[0], body.stream
-    fit = Fit(model, max_tokens=_max_tokens(body), keep_last=body.truncate_prompt_tokens, param="messages")
+    max_tokens, logprobs = _max_tokens(body), _logprobs(body)
+    fit = Fit(model, max_tokens=max_tokens, keep_last=body.truncate_prompt_tokens, param="messages")
     prompt = await chats.encode(
         chat_prompt_of(body),
         model.tokenizer,
@@ -50,7 +52,17 @@ async def create(
     tokens = fit.packed(prompt.tokens)
     record.mark("tokenized")
     form = plan.form(opened=prompt.opens_reasoning)
-    args = _args(body, model, tokens, form)
+    args = _args(body, model, tokens, form, max_tokens, logprobs)
+    most_tokens = check_response(
+        model,
+        [tokens],
+        num_choices=num_beams(body),
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    if most_tokens != max_tokens:
+        args = _args(body, model, tokens, form, most_tokens, logprobs)
     head, observer, chunks = begin(record, body, model, args, "chatcmpl")
     if form.grammar is not None:
         chunks = named(chunks, plan.param)
@@ -76,18 +88,24 @@ def _max_tokens(body: ChatRequest) -> int | None:
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 
-def _args(body: ChatRequest, model: ActiveModel, prompt: bytes, form: AnswerForm) -> Sequence[Args]:
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+def _logprobs(body: ChatRequest) -> int | None:
+    """Number of candidates to report per token beside the chosen one; None: no report."""
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _args(
+    body: ChatRequest, model: ActiveModel, prompt: bytes, form: AnswerForm, max_tokens: int | None, logprobs: int | None
+) -> Sequence[Args]:
     skip_special = body.skip_special_tokens and not form.shows_special
     if body.use_beam_search:
         return beam_args(
-            body, model, [prompt], max_tokens=_max_tokens(body), logprobs=logprobs, skip_special_tokens=skip_special
+            body, model, [prompt], max_tokens=max_tokens, logprobs=logprobs, skip_special_tokens=skip_special
         )
     (args,) = completion_args(
         body,
         model,
         [prompt],
-        max_tokens=_max_tokens(body),
+        max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
     )

@@ -14,6 +14,7 @@ from weft.abi.errors import (
     Cancelled,
     ContextTooLong,
     Draining,
+    EngineCrashed,
     EngineDead,
     HostDead,
     InvalidLogits,
@@ -36,7 +37,6 @@ from weft.abi.errors import (
     Unsupported,
     WeftError,
 )
-from weft.programs.recovery import EngineCrashed
 
 MAX_MISTAKES = 1000
 """Mistakes of one error that are listed."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES
 from weft.core.wire import FinishReason, OperationUsage, TokenLogprobs
 from weft.endpoints.models import ActiveModel
@@ -142,7 +143,9 @@ class StartedRequest(NamedTuple):
 def begin(
     record: Record, body: GenerationRequest, model: ActiveModel, args: Sequence[Args], kind: str
 ) -> StartedRequest:
-    """Start a program for each of `args`. `kind` is the prefix of the answer's id."""
+    """Start a program for each of `args`. `kind` is the prefix of the answer's id. Raises `InvalidRequest` if more
+    generations would wait at once than the engine lets wait."""
+    _check_waiting(args, model)
     prompt_tokens = sum(len(arg.prompt) // TOKEN_BYTES for arg in args)
     first = args[0]
     if record.on_start is not None and isinstance(first, CompletionArgs):
@@ -156,6 +159,20 @@ def begin(
         observer,
         _chunks_of(_with_next(args, record), caller, _Place(model, body.session_id, body.n, record.replica)),
     )
+
+
+def _check_waiting(args: Sequence[Args], model: ActiveModel) -> None:
+    # The engine's own refusal says that the request may be sent again, and this one would be refused again.
+    first = args[0]
+    if model.max_waiting is None or isinstance(first, BeamArgs):
+        return
+    at_once = min(len(args), PROMPTS_AT_ONCE) * first.n
+    if at_once > model.max_waiting:
+        raise InvalidRequest(
+            f"The request needs {at_once} generations at once (prompts times n), and this server lets "
+            f"{model.max_waiting} wait (engine.max_waiting). Send fewer prompts, or ask for fewer choices.",
+            "prompt" if len(args) > 1 else "n",
+        )
 
 
 def _with_next(args: Sequence[Args], record: Record) -> Sequence[Args]:

@@ -32,7 +32,9 @@ class ServedModel:
         root: str = "",
         stamp: Callable[[], str] = str,
         more_engines: Sequence[EngineClient] = (),
+        max_waiting: int | None = None,
     ):
+        """`max_waiting`: generations that may wait for one of the engines; None: not known here."""
         if not names:
             raise ValueError("a served model needs a name")
         self.names = names
@@ -41,6 +43,7 @@ class ServedModel:
         self.root = root.rstrip("/").rpartition("/")[2] or names[0]
         """The name of the model without its folder, which clients must not see."""
         self.created = int(time.time())
+        self.max_waiting = max_waiting
         self.stamp = stamp
         """Returns what tells the weights from others, when they are there."""
 
@@ -64,12 +67,14 @@ class ActiveModel:
         self.root = served.root
         self._stamp = served.stamp
         self.created = served.created
+        self.max_waiting = served.max_waiting
         self.metrics = metrics
         self.dialect = dialect
         self.longest_token = max(map(len, served.tokenizer.token_bytes), default=1)
         """Length of the longest token in bytes; no token has more characters."""
         self.was_ready = False
         """Whether the engine has answered since the server started."""
+        self.max_response_logprobs = config.max_response_logprobs
         self._max_text_chars = config.max_text_chars
         self._waits_for_engine = config.engine_wait_s > 0
         self.runtimes = tuple(

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
-from weft.abi.errors import InvalidRequest, Unsupported, WeftError
+from weft.abi.errors import InvalidRequest, Unsupported
 from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
 from weft.core.step import LateInputs, Step
 from weft.core.wire import Command, Fork, Generate
 from weft.engine.conflicts import conflict
 from weft.engine.digits import DigitRun, DigitTokens
-from weft.engine.grammar_text import MAX_JSON_STRING_CHARS, explained, max_digits, translated
+from weft.engine.grammar_text import MAX_JSON_STRING_CHARS, compiled_grammar, max_digits
 from weft.engine.guide import Guide, TriggeredGuide
 from weft.sched.in_flight import InFlight
 from weft.sched.sequence import GenerateOp
@@ -189,28 +189,7 @@ class Grammars:
         most = MAX_FLAT_BYTES if is_flat else MAX_GRAMMAR_BYTES
         if len(grammar.text.encode()) > most:
             raise InvalidRequest(f"the grammar is longer than {most >> 10} KiB; make it smaller", "grammar")
-        message = ""
-        # Schemas that the library cannot intersect once untyped values are limited compile without those limits.
-        for limits_untyped in (True, False):
-            try:
-                text = translated(grammar, self._max_string_chars, limits_untyped=limits_untyped)
-                matcher = LLMatcher(self._vocabulary(), text, log_level=0)
-                message = matcher.get_error() if matcher.is_error() else ""
-            except WeftError:
-                raise
-            except Exception as error:  # every error that a caller's text causes in llguidance is the caller's
-                message = str(error) or type(error).__name__
-            if not message:
-                return matcher
-        raise InvalidRequest(explained(grammar, message, self._error_of), "grammar")
-
-    def _error_of(self, text: str) -> str:
-        """Why a grammar in llguidance's form does not compile; empty where it does."""
-        try:
-            matcher = LLMatcher(self._vocabulary(), text, log_level=0)
-        except Exception as error:  # as above
-            return str(error) or type(error).__name__
-        return matcher.get_error() if matcher.is_error() else ""
+        return compiled_grammar(grammar, self._vocabulary(), self._max_string_chars)
 
     def _vocabulary(self) -> LLTokenizer:
         """Made when the first grammar comes: a large vocabulary takes a moment."""

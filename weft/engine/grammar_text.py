@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
-from weft.abi.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest, WeftError
 from weft.core.grammar import Grammar
 from weft.engine import json_schema
-from weft.engine.guide import short
 
 MAX_JSON_STRING_CHARS = 4096
 """Of a string in JSON whose schema sets no length, where the configuration does not say otherwise."""
+MAX_MESSAGE = 500
 CompileError = Callable[[str], str]
 """Compiles a grammar in llguidance's form: the error, or an empty text."""
 _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
@@ -43,6 +44,44 @@ _PHRASES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"Expected positive integer for ('\w+'), got \S+"), r"\1 must be an integer of at most 64 bits"),
     (re.compile(r".*grammar\) too big.*", re.S), "it is too large once its terminals are put together"),
 )
+
+
+def compiled_grammar(grammar: Grammar, vocabulary: LLTokenizer, max_string_chars: int | None) -> LLMatcher:
+    """Compile a grammar over the tokens of a vocabulary, within the stack of the thread. Raises `InvalidRequest` for
+    one that cannot be followed, naming the place."""
+    message = ""
+    # Schemas that the library cannot intersect once untyped values are limited compile without those limits.
+    for limits_untyped in (True, False):
+        try:
+            text = translated(grammar, max_string_chars, limits_untyped=limits_untyped)
+            matcher = LLMatcher(vocabulary, text, log_level=0)
+            message = matcher.get_error() if matcher.is_error() else ""
+        except WeftError:
+            raise
+        except Exception as error:  # every error that a caller's text causes in llguidance is the caller's
+            message = str(error) or type(error).__name__
+        if not message:
+            return matcher
+
+    def error_of(text: str) -> str:
+        try:
+            matcher = LLMatcher(vocabulary, text, log_level=0)
+        except Exception as error:  # as above
+            return str(error) or type(error).__name__
+        return matcher.get_error() if matcher.is_error() else ""
+
+    raise InvalidRequest(explained(grammar, message, error_of), "grammar")
+
+
+def check_grammar(grammar: Grammar) -> None:
+    """Raise `InvalidRequest` for a grammar that no engine can follow, whatever its tokens, naming the place. Compiles
+    within the stack of the thread: not for grammars that may be nested without a bound."""
+    compiled_grammar(grammar, _bytes_alone(), MAX_JSON_STRING_CHARS)
+
+
+@functools.cache
+def _bytes_alone() -> LLTokenizer:
+    return LLTokenizer("byte")
 
 
 def translated(grammar: Grammar, max_string_chars: int | None, *, limits_untyped: bool = True) -> str:
@@ -121,3 +160,8 @@ def _decoded(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the JSON schema is not valid JSON: {short(str(error))}", "grammar") from error
+
+
+def short(message: str) -> str:
+    """The message on one line, cut to `MAX_MESSAGE` characters."""
+    return " ".join(message.split())[:MAX_MESSAGE]

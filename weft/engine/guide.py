@@ -13,11 +13,9 @@ from llguidance import LLMatcher
 
 from weft.core.grammar import Trigger
 from weft.engine.digits import DigitRun
+from weft.engine.grammar_text import short
 
-MAX_MESSAGE = 500
 _BLANK = b" \t\r\n"
-
-
 _REASONS = (
     (re.compile("NoExtensionBias"), "no text follows it; do its rules only refer to each other?"),
     (
@@ -162,8 +160,3 @@ def _error_of(matcher: LLMatcher) -> str:
     message = matcher.get_error().partition("<state")[0]
     words = next((words for pattern, words in _REASONS if pattern.search(message)), message)
     return f"the grammar cannot be followed: {short(words)}"
-
-
-def short(message: str) -> str:
-    """The message on one line, cut to `MAX_MESSAGE` characters."""
-    return " ".join(message.split())[:MAX_MESSAGE]

@@ -328,6 +328,7 @@ class LLM:
 
     def close(self) -> None:
         """Stop the engine and free the model. Running calls fail. Idempotent."""
+        self._thread.check_elsewhere()
         if self._finalizer.detach() is not None:
             _close(self._thread, self._engine)
 

@@ -25,7 +25,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from weft.abi.errors import EngineDead, WeftError
+from weft.abi.errors import EngineCrashed, EngineDead
 from weft.engine.client import EngineClient
 
 MAX_CONTINUATIONS = 2
@@ -38,12 +38,6 @@ T = TypeVar("T")
 Attempt = Callable[[], AsyncGenerator[T, None]]
 
 logger = logging.getLogger(__name__)
-
-
-class EngineCrashed(WeftError):
-    """The engine died each time that it computed one request, at last while it computed no other request."""
-
-    kind = "engine_crashed"
 
 
 class Recovery:

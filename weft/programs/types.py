@@ -64,7 +64,7 @@ class CompletionArgs:
     n: int = 1
     """Choices: the prompt is computed once and forked. Choice i draws with seed + i."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """`sampling.seed` is always set by the caller of the program."""
+    """`sampling.seed` None: a random one for each choice."""
     stop: StopParams = field(default_factory=StopParams)
     include_stop: bool = False
     """Whether the text keeps the stop string that ended it."""

@@ -44,7 +44,7 @@ class Call:
     `owner`: the resource whose earlier error the call raises, before its own.
     """
 
-    __slots__ = ("_blobs", "_cancel", "_ended", "_error", "_owner", "_waiter", "keep", "number", "spill")
+    __slots__ = ("_blobs", "_cancel", "_earlier", "_ended", "_error", "_owner", "_waiter", "keep", "number", "spill")
 
     def __init__(self, number: int, owner: FailureKeeper | None, cancel: CancelCall):
         self.number = number
@@ -57,12 +57,23 @@ class Call:
         self._ended = False
         self._blobs: Blobs = []
         self._error: WeftError | None = None
+        self._earlier: WeftError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def ended(self) -> bool:
         """Whether its result or its error has arrived."""
         return self._ended
+
+    @property
+    def failed(self) -> bool:
+        """Whether the call has ended with an error of its own."""
+        return self._error is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a task waits for the next event of the call."""
+        return self._waiter is not None
 
     def __await__(self) -> Generator[Any, None, Blobs]:
         if not self._ended:
@@ -84,9 +95,15 @@ class Call:
             self._waiter = None
 
     def outcome(self) -> Blobs:
-        """The blobs of the result, once the call has ended. Raises the owner's error or the call's own error."""
+        """The blobs of the result, once the call has ended. Raises an error of an earlier command, or the call's own
+        error."""
         if self._owner is not None:
             self._owner.raise_failure()
+        earlier, self._earlier = self._earlier, None
+        if earlier is not None:
+            if not self.keep:
+                self.cancel()
+            raise earlier
         if self._error is not None:
             raise self._error
         return self._blobs
@@ -110,6 +127,12 @@ class Call:
         self._blobs, self._error, self._ended = blobs, error, True
         if error is not None and self.spill and self._waiter is None and self._owner is not None:
             self._owner.fail(error)
+        self._wake()
+
+    def interrupt(self, error: WeftError) -> None:
+        """Raise the error of an earlier command in the task that awaits the call. The call itself goes on if `keep` is
+        set, and is cancelled otherwise."""
+        self._earlier = self._earlier or error
         self._wake()
 
     # ---- inside

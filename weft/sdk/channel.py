@@ -104,6 +104,10 @@ class Channel(FailureKeeper):
         self._last = 0
         self._outbox: list[bytes] = []
         self._calls: dict[int, Call] = {}
+        self._has_posted = False
+        """Whether a command without an owner came after the last call without one."""
+        self._follower: Call | None = None
+        """The call that came first after the last command without an owner, and raises its error."""
         self._resources: dict[int, Resource] = {}
         self.values: dict[str, Any] = {}
         """State that modules of the library keep for this program: models, the arguments, ..."""
@@ -130,7 +134,11 @@ class Channel(FailureKeeper):
 
         If it fails, the next use of the owner raises the error; without an owner, the next call without one does.
         """
-        number = 0 if owner is None else owner.number
+        number = 0
+        if owner is None:
+            self._has_posted, self._follower = True, None
+        else:
+            number = owner.number
         outbox = self._outbox
         command = pack(op, number, *values)
         outbox.append(command)
@@ -145,6 +153,8 @@ class Channel(FailureKeeper):
         """Send a command and get an awaitable for its answer."""
         call = Call(self.number(), owner, self.cancel)
         self._begin(call, op, values)
+        if owner is None and self._has_posted:
+            self._has_posted, self._follower = False, call
         return call
 
     def stream(self, op: Op, *values: float | bytes, owner: Resource | None = None) -> Stream:
@@ -206,6 +216,8 @@ class Channel(FailureKeeper):
         resource = self._resources.get(number)
         if resource is not None:
             resource.fail(error)
+        elif number == 0 and self._follower is not None and self._follower.is_awaited:
+            self._follower.interrupt(error)
         elif number == 0:
             self.fail(error)
 

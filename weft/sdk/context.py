@@ -103,7 +103,7 @@ class Context(TokenBuffer, Scoped):
         chat the end of sequence stays in the context and ends the turn. `special`: the text contains the names of
         special tokens.
         """
-        self.sequence.check()
+        self.check()
         return Generation(self, sampler or self.sampler, stopping(stop, max_tokens), grammar, special=special)
 
     async def generate_until(
@@ -154,7 +154,7 @@ class Context(TokenBuffer, Scoped):
 
     def fork(self) -> Context:
         """An independent context that continues from here and shares all KV with this one."""
-        self.sequence.check()
+        self.check()
         twin = Context.__new__(Context)
         TokenBuffer.__init__(twin, self.chat.copy(), self.priority, parent=self)
         twin.runnable_tools, twin.sampler = self.runnable_tools, self.sampler
@@ -168,8 +168,7 @@ class Context(TokenBuffer, Scoped):
             return
         await self.flush()
         await child.flush()
-        self.sequence.release()
-        self.sequence = child.sequence.fork()
+        self.replace_sequence(child.sequence.fork())
         self.tokens, self.chat, self.base = list(child.tokens), child.chat.copy(), child.base
         self.masks = list(child.masks)
         self.last, self.pending, self.is_dirty = child.last, [], False
@@ -257,18 +256,8 @@ class Context(TokenBuffer, Scoped):
     def expect(self, kind: str, seconds: float | None = None) -> None:
         """Tell the engine what the program waits for before the context goes on; see `Sequence.expect`. A context says
         by itself that it waits for its tool calls."""
+        self.check()
         self.sequence.expect(kind, seconds)
-
-    def hold(self, seconds: float) -> None:
-        """Release the context, but keep its KV for `seconds` for a context that begins with the same tokens."""
-        if self.parent is None:
-            self.sequence.hold(seconds)
-        else:
-            self.sequence.close()
-
-    def drop(self) -> None:
-        """Release the context and its sequence. Idempotent."""
-        self.give_back()
 
     def _give_up(self) -> None:
         self.drop()

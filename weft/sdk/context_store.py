@@ -41,8 +41,7 @@ async def names() -> list[str]:
 
 async def restore(ctx: TokenBuffer, timeout_s: float) -> None:
     """Compute the context's tokens on a new sequence. Retries for `timeout_s` seconds, then raises `EngineDead`."""
-    if ctx.parent is not None:
-        await ctx.parent.flush()
+    await ctx.complete_fork()
     with suppress(EngineDead):
         await ctx.settle()
     loop = asyncio.get_running_loop()
@@ -64,5 +63,4 @@ async def restore(ctx: TokenBuffer, timeout_s: float) -> None:
             if loop.time() >= deadline:
                 raise
         await asyncio.sleep(RETRY_S)
-    ctx.sequence.release()
-    ctx.sequence = sequence
+    ctx.replace_sequence(sequence)

@@ -63,9 +63,12 @@ async def receive() -> Any:
         values[_PENDING] = call
     try:
         blobs = await call
-    finally:
-        if call.ended:
+    except BaseException:
+        # An error of an earlier command, or a cancelled task, leaves the call to the next `receive`.
+        if call.failed:
             values.pop(_PENDING, None)
+        raise
+    values.pop(_PENDING, None)
     return json_of(blobs)
 
 

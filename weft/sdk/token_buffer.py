@@ -7,10 +7,12 @@ tokens. Input is queued at once; `flush` renders, tokenizes and appends it. `wef
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Sequence as Items
+from contextlib import suppress
 from typing import Any
 
-from weft.abi.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest, UnknownHandle, WeftError
 from weft.sdk.channel import current
 from weft.sdk.chat import Chat, common_prefix
 from weft.sdk.generation import Generation
@@ -50,12 +52,20 @@ class TokenBuffer:
         self.usage = Usage()
         """Sum over all generations of the context."""
         self._lock = asyncio.Lock()
+        self._release: Callable[[], None] | None = None
+        """Ends the sequence of a context that was given up; called when no fork is to be made of it any more."""
         self.last: Generation | None = None
         """The latest generation, if any."""
 
+    def check(self) -> None:
+        """Raise `UnknownHandle` if the context was given up, or the error of an earlier command on its sequence."""
+        if self._release is not None:
+            raise UnknownHandle(f"the context of sequence {self.sequence.number} was released; open another one")
+        self.sequence.check()
+
     def put(self, item: str | list[int] | dict[str, Any]) -> None:
         """Queue input for the next flush."""
-        self.sequence.check()
+        self.check()
         if item:
             self.pending.append(item)
 
@@ -82,6 +92,10 @@ class TokenBuffer:
             else:
                 await self._fill(item)
             del self.pending[0]
+            if self._release is not None and isinstance(item, TokenBuffer):
+                self._release_if_unneeded()
+                if not self.sequence.is_open:
+                    return
         if self.chat.messages and (self.is_dirty or (add_generation_prompt and self.chat.turn is None)):
             await self._render(add_generation_prompt)
 
@@ -93,17 +107,40 @@ class TokenBuffer:
         else:
             self._branch(child)
 
-    def give_back(self) -> None:
-        """Release the sequence of the context. Idempotent."""
-        if self.parent is None:
-            self.sequence.release()
-        else:
-            self.sequence.close()
+    def drop(self) -> None:
+        """Release the context, and its sequence as soon as all its forks are made. Idempotent."""
+        self._give_up_by(self.sequence.release)
+
+    def hold(self, seconds: float) -> None:
+        """Release the context, but keep its KV for `seconds` for a context that begins with the same tokens."""
+        self.check()
+        sequence = self.sequence
+
+        def end() -> None:
+            # A sequence that failed since has no KV to keep.
+            with suppress(WeftError):
+                sequence.hold(seconds)
+            sequence.release()
+
+        self._give_up_by(end)
+
+    def replace_sequence(self, sequence: Sequence) -> None:
+        """Go on with another sequence, and release the present one."""
+        self.sequence.release()
+        self.sequence, self._release = sequence, None
+
+    async def complete_fork(self) -> None:
+        """Make the context a fork of its parent, if that is still to be done."""
+        parent = self.parent
+        if parent is not None:
+            async with parent._lock:
+                # Another fork of the parent may have made all of them meanwhile.
+                if self.parent is not None:
+                    await parent._flush(False)
 
     async def settle(self) -> None:
         """Complete a pending fork, and stop a generation in progress; the tokens read so far stay."""
-        if self.parent is not None:
-            await self.parent.flush()
+        await self.complete_fork()
         last = self.last
         if last is None or last.ended:
             return
@@ -186,6 +223,24 @@ class TokenBuffer:
             self._end_turn(generation, thinking=(await own_model()).reasoning)
 
     # Inside
+
+    def _give_up_by(self, release: Callable[[], None]) -> None:
+        if self._release is None:
+            self._release = release
+        self._release_if_unneeded()
+
+    def _release_if_unneeded(self) -> None:
+        """Release the sequence if the context was given up and no fork is to be made of it."""
+        if self._release is None or not self.sequence.is_open:
+            return
+        if any(isinstance(item, TokenBuffer) and item.sequence.is_open for item in self.pending):
+            return
+        if self.parent is None:
+            self._release()
+        else:
+            # The host does not know this sequence, and the parent need not make it.
+            self.sequence.close()
+            self.parent._release_if_unneeded()
 
     def _branch(self, child: TokenBuffer) -> None:
         child.parent = None

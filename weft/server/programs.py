@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.abi.errors import InvalidRequest, UnknownProgram, Unsupported
+from weft.abi.errors import ConfigError, InvalidRequest, UnknownProgram, Unsupported
 from weft.config import EngineConfig, ProgramsConfig, ServerConfig, data_directory
 from weft.endpoints.models import ActiveModel, Models
 from weft.engine.supervisor import ProcessEngine
@@ -27,6 +27,7 @@ from weft.programs.host.client import HostClient
 from weft.programs.host.process import guests_for, host_parts
 from weft.programs.host.program_host import HostOptions, ProgramHost, RunHost
 from weft.programs.host.wire import HostArgs, HostedModel
+from weft.programs.network.client import by_tenant
 from weft.programs.quota.limits import Limits
 from weft.programs.quota.machine_memory import machine_memory_bytes
 from weft.programs.registry import Code, Program, Quota, Registry, check_name, checked_code
@@ -63,7 +64,12 @@ class ServedPrograms:
     def __init__(
         self, config: ProgramsConfig, registry: Registry, make_host: MakeHost, records: RunRecords | None = None
     ):
-        """`records` keeps runs across restarts; `close` closes it."""
+        """`records` keeps runs across restarts; `close` closes it. Raises `ConfigError` for hosts of `network` that no
+        program could reach."""
+        try:
+            by_tenant(config.network)
+        except InvalidRequest as error:
+            raise ConfigError(f"programs.network: {error.message}") from None
         self.config = config
         self._registry = registry
         self._checker = CodeChecker()

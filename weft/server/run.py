@@ -72,6 +72,7 @@ def prepare(configs: Sequence[Config]) -> Assemble:
                 root=config.engine.model,
                 stamp=partial(weights_stamp, config.engine),
                 more_engines=more,
+                max_waiting=config.engine.max_waiting,
             )
             for config, tokenizer, (first, *more) in zip(configs, tokenizers, engines, strict=True)
         ]

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from weft.abi.errors import InvalidRequest
 from weft.text import reasoning
 from weft.tokenizers.chat_template import ChatTemplate
-from weft.tokenizers.messages import normalize, normalize_tools, num_characters
+from weft.tokenizers.messages import normalize, normalize_tools, num_characters, with_mapped_arguments
 from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer, off_loop
 
 
@@ -51,8 +52,9 @@ def render(chat: ChatPrompt, tokenizer: Tokenizer) -> str:
         if chat.chat_template is None
         else ChatTemplate(chat.chat_template)
     )
-    return template.render(
-        normalize(chat.messages, keep_developer=template.knows_role("developer")),
+    messages = normalize(chat.messages, keep_developer=template.knows_role("developer"))
+    write = functools.partial(
+        template.render,
         tools=None if chat.tools is None else normalize_tools(chat.tools),
         documents=chat.documents,
         add_generation_prompt=chat.add_generation_prompt,
@@ -60,6 +62,14 @@ def render(chat: ChatPrompt, tokenizer: Tokenizer) -> str:
         special_tokens=tokenizer.special_tokens,
         variables=chat.template_kwargs,
     )
+    try:
+        return write(messages)
+    except InvalidRequest:
+        # Many templates write arguments that are text; those that iterate over them need a mapping.
+        mapped = with_mapped_arguments(messages)
+        if mapped == messages:
+            raise
+        return write(mapped)
 
 
 async def encode(

@@ -32,7 +32,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 def normalize(messages: Sequence[Mapping[str, Any]], *, keep_developer: bool = False) -> list[dict[str, Any]]:
     """Messages for a template: content as one string, tool calls with their arguments as mappings (as strings if they
-    are not JSON), without nulls.
+    are no JSON object), without nulls.
 
     A `developer` message becomes a `system` message unless the template supports the role. Raises `InvalidRequest` and
     `Unsupported`, with `param` set to the place.
@@ -42,6 +42,24 @@ def normalize(messages: Sequence[Mapping[str, Any]], *, keep_developer: bool = F
     names: dict[str, str] = {}
     """Function names by call id: templates expect a tool's result to name its function."""
     return [_message(message, f"messages[{i}]", names, keep_developer) for i, message in enumerate(messages)]
+
+
+def with_mapped_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Normalized messages whose tool calls all have a mapping as arguments: text becomes `{"arguments": text}`. For
+    templates that iterate over the arguments."""
+    return [
+        {**message, "tool_calls": [_with_mapping(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _with_mapping(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call["function"]
+    if not isinstance(function["arguments"], str):
+        return call
+    return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
 
 
 def normalize_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -83,7 +101,9 @@ def _message(message: object, path: str, names: dict[str, str], keep_developer: 
     if role == "developer" and not keep_developer:
         role = "system"
     result: dict[str, Any] = {"role": "tool" if role == "function" else role}
-    content = _content(message.get("content"), f"{path}.content")
+    content = message.get("content")
+    if content is not None:
+        content = content_text(content, f"{path}.content")
     if role == "assistant":
         result |= _assistant(message, path, names)
         if content is None:
@@ -145,26 +165,25 @@ def _tool_call(call: object, path: str, names: dict[str, str]) -> dict[str, Any]
 def _arguments(value: object, path: str) -> Any:
     """The arguments of a call as a mapping; templates render them in the model's format.
 
-    Arguments that are not valid JSON stay a string, so that the conversation can continue.
+    Arguments that are no JSON object stay a string: models write such calls, and the conversation must go on.
     """
     if value is None or value == "":
         return {}
     if isinstance(value, Mapping):
         return dict(value)
     if not isinstance(value, str):
-        raise InvalidRequest(f"{path} must be a JSON object as a string, got {_kind(value)}", path)
+        raise InvalidRequest(f"{path} must be a string or an object, got {_kind(value)}", path)
     try:
         arguments = msgspec.json.decode(value)
     except msgspec.DecodeError:
         return value
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{path} must be a JSON object, got {_kind(arguments)}", path)
-    return arguments
+    return arguments if isinstance(arguments, dict) else value
 
 
-def _content(content: object, path: str) -> str | None:
-    """A message's text: parts are joined with a line break."""
-    if content is None or isinstance(content, str):
+def content_text(content: object, path: str) -> str:
+    """A message's text: parts are joined with a line break. Raises `InvalidRequest` and `Unsupported`, naming the
+    place."""
+    if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
         raise InvalidRequest(f"{path} must be a string or a list of parts, got {_kind(content)}", path)

@@ -7,6 +7,7 @@ use these bytes. Knows neither files nor the meaning of special tokens.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -58,18 +59,32 @@ def byte_level_alphabet() -> dict[int, str]:
     return alphabet | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
 
 
-def _byte_level(vocab: Mapping[str, int], size: int) -> list[bytes]:
-    alphabet = byte_level_alphabet()
+@functools.cache
+def _byte_level_table() -> dict[int, str]:
     # Characters below U+0100 that represent no byte are mapped outside Latin-1, so that they are not taken for one.
-    table = dict.fromkeys(range(256), "\ue000")
-    table |= {ord(char): chr(byte) for byte, char in alphabet.items()}
+    outside = dict.fromkeys(range(256), "\ue000")
+    return outside | {ord(char): chr(byte) for byte, char in byte_level_alphabet().items()}
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """The bytes of a token of byte-level BPE."""
+    try:
+        return token.translate(_byte_level_table()).encode("latin-1")
+    except UnicodeEncodeError:
+        # An added token, written as plain text.
+        return token.encode()
+
+
+def sentencepiece_bytes(token: str) -> bytes:
+    """The bytes of a token of SentencePiece with its usual replacements: ▁ is a space, and `<0xE2>` a byte."""
+    match = _BYTE_TOKEN.fullmatch(token)
+    return token.replace("▁", " ").encode() if match is None else bytes([int(match[1], 16)])
+
+
+def _byte_level(vocab: Mapping[str, int], size: int) -> list[bytes]:
     token_bytes = [b""] * size
     for token, token_id in vocab.items():
-        try:
-            token_bytes[token_id] = token.translate(table).encode("latin-1")
-        except UnicodeEncodeError:
-            # An added token, written as plain text.
-            token_bytes[token_id] = token.encode()
+        token_bytes[token_id] = byte_level_bytes(token)
     return token_bytes
 
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO, Unpack
+from typing import Any, TextIO, Unpack, cast
 
 import msgspec
 
 from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed, Unsupported
-from weft.loop_thread import LoopThread, streamed
+from weft.loop_thread import LoopThread, shared_loop_thread, streamed
 from weft.store.database import FILE, Database
 from weft.workflow import planning
 from weft.workflow.actuals import RowTrace, RunActuals, RunCounts
@@ -28,13 +28,16 @@ from weft.workflow.frontend.rows import Rows
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.graph.streamed import check_streamed, streamed_calls
+from weft.workflow.options import EXPLAIN_OPTIONS, RUN_OPTIONS, checked_options
 from weft.workflow.passes import optimise
 from weft.workflow.planning import check_statistics, explain_run
 from weft.workflow.remote import ServerRun
+from weft.workflow.remote_explanation import ServedExplanation
 from weft.workflow.run.backend import ModelBackend
 from weft.workflow.run.cached_calls import CachedCalls, cached_calls
 from weft.workflow.run.driver import Driver
 from weft.workflow.run.feed import FeedReader, RunFeed, RunNews
+from weft.workflow.run.folder import check_out, held_folder
 from weft.workflow.run.instructions import FeedChanged, RowDone
 from weft.workflow.run.journal import RunDescription, RunJournal
 from weft.workflow.run.known_statistics import with_given
@@ -49,6 +52,7 @@ from weft.workflow.targets import (
     RunOptions,
     RunTarget,
     Target,
+    check_target,
     model_identity,
     opened_services,
     plan_sources,
@@ -104,25 +108,26 @@ class GraphRun:
     @contextmanager
     def kept(self, folder: Path) -> Iterator[None]:
         """Within the block, a folder keeps what the run computes, so that the same call goes on after an interruption;
-        it is removed at the end. Raises `ConfigError` where the folder is of another run."""
+        it is removed at the end. Raises `ConfigError` where the folder is of another run, or another run uses it."""
         description = self.description()
-        if folder.exists() and any(folder.iterdir()) and not (folder / FILE).exists():
-            # It would be removed at the end.
-            raise ConfigError(f"{folder} is not of a run of a workflow: move it, or choose another file")
-        database = Database(folder, place="the folder of the run")
-        try:
+        with held_folder(folder):
+            if any(folder.iterdir()) and not (folder / FILE).exists():
+                # It would be removed at the end.
+                raise ConfigError(f"{folder} is not of a run of a workflow: move it, or choose another file")
+            database = Database(folder, place="the folder of the run")
             try:
-                self.journal = RunJournal.open(database, "run", description)
-            except ConfigError as error:
-                raise ConfigError(
-                    f"{error.message}: finish that run, remove {folder}, or choose another file"
-                ) from None
-            yield
-            with suppress(StorageFailed):  # a full disk refuses even that, but not the removal of the folder
-                self.journal.forget()
-        finally:
-            database.close()
-        shutil.rmtree(folder)
+                try:
+                    self.journal = RunJournal.open(database, "run", description)
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"{error.message}: finish that run, remove {folder}, or choose another file"
+                    ) from None
+                yield
+                with suppress(StorageFailed):  # a full disk refuses even that, but not the removal of the folder
+                    self.journal.forget()
+            finally:
+                database.close()
+            shutil.rmtree(folder)
 
     def results(self) -> Generator[RunEvent, None, None]:
         """Rows as they end, first those of the journal, and the news that the options ask for. Closing the generator
@@ -134,11 +139,7 @@ class GraphRun:
             host = self._on.workflow_host()
             yield from self._read_on(host.thread, lambda: self._on_loop(rows, host.backend))
             return
-        thread = LoopThread()
-        try:
-            yield from self._read_on(thread, lambda: self._over_http(rows))
-        finally:
-            thread.stop()
+        yield from self._read_on(shared_loop_thread(), lambda: self._over_http(rows))
 
     def _read_on(
         self, thread: LoopThread, items: Callable[[], AsyncGenerator[RowResult | FeedChanged, None]]
@@ -262,14 +263,13 @@ class GraphRun:
         return RunDescription(digest(self._runs), hashed.hexdigest(), self._model())
 
 
-def explain(graph: WorkflowGraph, rows: Any, on: Target, **options: Any) -> Explanation:
+def explain(graph: WorkflowGraph, rows: Any, on: RunTarget, **options: Any) -> Explanation | ServedExplanation:
     """What a run would do, without a call of a model. As `Workflow.explain`."""
-    taken: RunOptions = {}
-    for name in ("cache", "api_key"):
-        if name in options:
-            taken[name] = options.pop(name)
-    if "model" in options:
-        taken["model"] = options.pop("model")
+    check_target(on)
+    options = checked_options(options, EXPLAIN_OPTIONS, "explain")
+    if not isinstance(on, str) and hasattr(on, "workflow_server"):
+        return ServedExplanation.before(graph, rows, on.workflow_server(), options)
+    taken = cast(RunOptions, {name: options.pop(name) for name in ("cache", "api_key", "model") if name in options})
     tokens, engines, model, keeps_kv = plan_sources(graph, on, taken.get("model", ""))
     given: list[Mapping[str, Any]] | int = rows if isinstance(rows, int) else [*Rows(rows).check(graph)]
     cached = _cached_before(graph, given, on, taken, is_optimised=options.get("optimise", True))
@@ -302,11 +302,7 @@ def _cached_before(
     if not isinstance(on, str):
         host = on.workflow_host()
         return host.thread.run(asked(host.backend))
-    thread = LoopThread()
-    try:
-        return thread.run(over_http(on))
-    finally:
-        thread.stop()
+    return shared_loop_thread().run(over_http(on))
 
 
 def _feed_of(graph: WorkflowGraph, runs: WorkflowGraph, options: RunOptions) -> RunFeed | None:
@@ -326,10 +322,15 @@ def stream(
     `TextDelta` for each further piece of their texts; with `starts` a `CallStarted` for each call of a model. Closing
     the generator cancels what is in progress. Raises what concerns the whole run; what concerns a row is its
     `error`."""
-    return _run_on(graph, rows, on, options).results()
+    return _run_on(graph, rows, on, _checked(options)).results()
+
+
+def _checked(options: Mapping[str, Any]) -> RunOptions:
+    return cast(RunOptions, checked_options(options, RUN_OPTIONS, "a run"))
 
 
 def _run_on(graph: WorkflowGraph, rows: Any, on: RunTarget, options: RunOptions) -> GraphRun | ServerRun:
+    check_target(on)
     if isinstance(on, str) or not hasattr(on, "workflow_server"):
         return GraphRun(graph, rows, on, options)
     return ServerRun(graph, rows, on.workflow_server(), options)
@@ -350,11 +351,15 @@ def run(
     (None: only on a terminal). `listen` is told what `stream` and `starts` ask for.
 
     A run that writes to a named file can be interrupted: until it has ended, a folder beside the file, `OUT.run`, has
-    what was computed, or names the run on a server, and the same call goes on from there. Rows of an iterator cannot be
-    read again, so their run begins anew."""
+    what was computed, or names the run on a server, and the same call goes on from there; here, rows that had failed
+    begin anew. Rows of an iterator cannot be read again, so their run begins anew."""
+    options = _checked(options)
     if (options.get("stream") or options.get("starts")) and listen is None:
         raise InvalidRequest("stream and starts are told to `listen`: give one, or call stream()", "listen")
-    one = _run_on(graph, rows, on, options)
+    table = Rows(rows)
+    if isinstance(out, (str, Path)):
+        check_out(Path(out), table.path)
+    one = _run_on(graph, table, on, options)
     shows = sys.stderr.isatty() if progress is None else progress
     held = HeldResults(options.get("max_run_bytes", DEFAULTS.max_run_bytes))
     is_kept = False
@@ -378,7 +383,7 @@ def run(
                     out.flush()
                 except OSError as error:
                     raise _unwritten(error, is_kept) from error
-    return RunResults(held.rows, one.counts, one.measured(), one.explain)
+    return RunResults(held.rows, one.counts, one.measured(), one.explain, outputs=graph.outputs)
 
 
 @contextmanager
@@ -404,7 +409,7 @@ async def stream_async(
     graph: WorkflowGraph, rows: Any, backend: ModelBackend, **options: Unpack[RunOptions]
 ) -> AsyncGenerator[RunEvent, None]:
     """Run a graph over rows on the current event loop, with a backend of it; otherwise like `stream`."""
-    one = GraphRun(graph, rows, "", options)
+    one = GraphRun(graph, rows, "", _checked(options))
     async with aclosing(one.on_loop(iter(enumerate(one.rows)), backend)) as results:
         async for result in results:
             yield result

@@ -11,6 +11,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from weft.abi.errors import ConfigError, Unsupported, WeftError, from_kind
-from weft.loop_thread import LoopThread
+from weft.loop_thread import LoopThread, shared_loop_thread
 from weft.workflow.actuals import CallCounts, PinCounts, RunCounts
 from weft.workflow.frontend.rows import Rows
 from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
@@ -27,8 +28,9 @@ from weft.workflow.graph.json import graph_to_dict
 from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.nodes import ExternalNode, FunctionNode, WorkflowGraph
 from weft.workflow.graph.streamed import check_streamed
-from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, called_function, checked_value
 from weft.workflow.run.feed import CallStarted, RunNews, TextDelta, TextKey
+from weft.workflow.run.folder import held_folder
+from weft.workflow.run.functions import FUNCTION_TIMEOUT_S, called_function, value_from
 from weft.workflow.run.instructions import AwaitExternal, TaskName
 from weft.workflow.run.results import RowMistake, RowResult
 from weft.workflow.run.settings import plan_settings
@@ -73,6 +75,9 @@ class WorkflowServer(Protocol):
     def get_run(self, run_id: str) -> Any:
         """A run as it is now."""
 
+    def explain(self, workflow: str, rows: Any, format: str = "json", **options: Any) -> Any:
+        """What a run over these rows, or so many, would do, in this format."""
+
     def set_variable(
         self, variable_id: str, value: Any = None, *, error: str | None = None, kind: str | None = None
     ) -> None:
@@ -109,6 +114,7 @@ class ServerRun:
         self._run_id: str | None = None
         self._taken: set[str] = set()
         """Variables that are answered here."""
+        self._answering: set[Future[None]] = set()
         self._told: dict[TextKey, int] = {}
         """Characters of texts of rows in progress that were told."""
 
@@ -124,7 +130,7 @@ class ServerRun:
         """Rows as they end, and the news that the options ask for. Closing the generator cancels the run. Raises what
         ended it."""
         run_id = self._run_id = self._begin()
-        thread = LoopThread()
+        thread = shared_loop_thread()
         ended: Any = None
         last, lost = "0", 0
         try:
@@ -153,28 +159,29 @@ class ServerRun:
             if ended is None:
                 with suppress(WeftError):
                     self._server.cancel(run_id)
-            thread.stop()
+            for answering in list(self._answering):  # they end on another thread
+                answering.cancel()
         if ended.status != "finished":
             raise from_kind(ended.error.kind, ended.error.message, param=ended.error.param)
 
     @contextmanager
     def kept(self, folder: Path) -> Iterator[None]:
         """Within the block, a folder names the run, so that the same call goes on with it after an interruption; it is
-        removed at the end. Raises `ConfigError` where the folder is of another run."""
-        if (folder / FILE).exists():
-            kept = msgspec.json.decode((folder / FILE).read_bytes(), type=_KeptRun)
-            if (kept.graph, kept.rows) != self._description():
-                raise ConfigError(
-                    f"another run was interrupted here, with another graph or other rows: finish that run, remove "
-                    f"{folder}, or choose another file"
-                )
-            self._run_id = kept.run
-        elif folder.exists() and any(folder.iterdir()):
-            raise ConfigError(f"{folder} is not of a run on a server: finish that run, or choose another file")
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        yield
-        shutil.rmtree(folder)
+        removed at the end. Raises `ConfigError` where the folder is of another run, or another run uses it."""
+        with held_folder(folder):
+            if (folder / FILE).exists():
+                kept = msgspec.json.decode((folder / FILE).read_bytes(), type=_KeptRun)
+                if (kept.graph, kept.rows) != self._description():
+                    raise ConfigError(
+                        f"another run was interrupted here, with another graph or other rows: finish that run, remove "
+                        f"{folder}, or choose another file"
+                    )
+                self._run_id = kept.run
+            elif any(folder.iterdir()):
+                raise ConfigError(f"{folder} is not of a run on a server: finish that run, or choose another file")
+            self._folder = folder
+            yield
+            shutil.rmtree(folder)
 
     def _begin(self) -> str:
         """Start the run, or go on with the one that the folder names."""
@@ -251,11 +258,13 @@ class ServerRun:
         is_here = wait.function in self._functions if wait.function is not None else "external" in self._options
         if is_here and wait.id not in self._taken:
             self._taken.add(wait.id)
-            thread.submit(self._answer(wait))
+            answering = thread.submit(self._answer(wait))
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
 
     async def _answer(self, wait: Any) -> None:
         try:
-            given: dict[str, Any] = {"value": checked_value(await self._value(wait))}
+            given: dict[str, Any] = {"value": await self._value(wait)}
         except Exception as error:
             kind = kind_of(error)
             given = {"error": str(error) or kind, "kind": kind}
@@ -264,7 +273,7 @@ class ServerRun:
     async def _value(self, wait: Any) -> Any:
         if wait.function is None:
             node = ExternalNode(id=wait.node.rpartition(".")[2], schema=wait.schema)
-            return await self._options["external"](AwaitExternal(TaskName(wait.row, wait.node), node))
+            return await value_from(self._options["external"], AwaitExternal(TaskName(wait.row, wait.node), node))
         seconds = self._options.get("function_timeout_s", FUNCTION_TIMEOUT_S)
         return await called_function(self._options["functions"], wait.function, wait.args or {}, seconds)
 

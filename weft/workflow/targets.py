@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypedDict
+from urllib.parse import urlsplit
 
+from weft.abi.errors import InvalidRequest
 from weft.config import WorkflowsConfig
 from weft.loop_thread import LoopThread
 from weft.store.answers import AnswerTable
@@ -19,8 +22,9 @@ from weft.workflow.planning import unknown_server
 from weft.workflow.remote import WorkflowServer
 from weft.workflow.run.backend import ModelBackend
 from weft.workflow.run.bounds import EvaluationBudget
-from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency, RunServices
-from weft.workflow.run.instructions import AwaitExternal, RunLimits
+from weft.workflow.run.driver import Concurrency, RunServices
+from weft.workflow.run.functions import FUNCTION_TIMEOUT_S, External, value_from
+from weft.workflow.run.instructions import RunLimits
 from weft.workflow.run.known_statistics import KnownStatistics
 from weft.workflow.run.planning import PlanSources
 from weft.workflow.run.prompt_cache import PromptCache
@@ -63,13 +67,33 @@ RunTarget = Target | HasWorkflowServer
 """Of a run: also a server of ours, on which the graph itself runs."""
 
 
+def check_target(on: Any, *, takes_client: bool = True) -> None:
+    """Raise `InvalidRequest` for what nothing can run on. `takes_client`: whether `weft.client.Client` will do."""
+    kinds = ["a weft.LLM", "the address of a server with OpenAI's API, such as http://127.0.0.1:8000"]
+    kinds += ["a weft.client.Client of a server of Weft"] * takes_client
+    if isinstance(on, str):
+        try:
+            parts = urlsplit(on)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+        except ValueError:
+            is_address = False
+        if is_address:
+            return
+        shown = f"the text {on!r:.60}, which is no address"
+    elif hasattr(on, "workflow_host") or (takes_client and hasattr(on, "workflow_server")):
+        return
+    else:
+        shown = "None" if on is None else f"of the type {type(on).__module__}.{type(on).__qualname__}"
+    raise InvalidRequest(f"`on` is {', '.join(kinds[:-1])} or {kinds[-1]}; this is {shown}", "on")
+
+
 class RunOptions(TypedDict, total=False):
     """How a graph is run."""
 
     functions: Mapping[str, Callable[..., Any]]
     """Functions that nodes call, by name, beside those of the flow."""
-    external: Callable[[AwaitExternal], Awaitable[Any]]
-    """Gives the values of `external` nodes."""
+    external: External
+    """Gives the values of `external` nodes: a plain function, which runs on a thread, or a coroutine function."""
     limits: RunLimits
     max_run_bytes: int
     """Bytes of the results that `run` holds until its end, as JSON (1 GiB); past them the run fails. `stream` holds
@@ -107,13 +131,13 @@ class RunOptions(TypedDict, total=False):
 @asynccontextmanager
 async def opened_services(options: RunOptions, backend: ModelBackend, model: str) -> AsyncIterator[RunServices]:
     """What the options let a run use, until the end of the block. `model` is what answers in the cache depend on."""
-    folder = options.get("cache")
+    folder, external = options.get("cache"), options.get("external")
     database = None if folder is None else Database(Path(folder), place="the folder of the cache")
     try:
         yield RunServices(
             backend,
             options.get("functions", {}),
-            external=options.get("external"),
+            external=None if external is None else partial(value_from, external),
             function_timeout_s=options.get("function_timeout_s", FUNCTION_TIMEOUT_S),
             cache=None if database is None else PromptCache(AnswerTable(database), model),
             statistics=None

@@ -107,6 +107,63 @@ def test_last_words_that_are_refused_are_not_lost(trusted: bool):
         assert "2002 bytes; the limit is 1000" in lost.error.message
         assert (await ended(2000, catch=True)).status == "finished"
         assert (await ended(500, catch=False)).status == "finished"
+        # So much is handed over within the program's own code.
+        assert (await ended(100_000, catch=False)).status == "failed"
+        assert (await ended(100_000, catch=True)).status == "finished"
+
+    with_host(test)
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "sandboxed"])
+def test_a_message_that_is_refused_fails_the_next_call(trusted: bool):
+    source = """
+        from weft.sdk import LimitExceeded, run, store
+        async def main(size):
+            caught = []
+            for call in (lambda: store.get("x"), run.receive, lambda: run.sleep(3600)):
+                try:
+                    run.send("x" * size)
+                    await call()
+                except LimitExceeded as error:
+                    caught.append(error.param)
+            return caught
+    """
+
+    async def test(bench: Bench) -> None:
+        for size in (2000, 100_000):
+            run = bench.launch(source, str(size).encode(), limits=Limits(message_bytes=1000), trusted=trusted)
+            assert (await run.wait()).error is None
+            assert run.result == b'["message_bytes","message_bytes","message_bytes"]'
+
+    with_host(test)
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "sandboxed"])
+def test_a_call_that_is_too_large_fails_alone(trusted: bool):
+    source = """
+        from weft.sdk import Sequence, LimitExceeded, messaging, store, tokenize
+        async def main(size):
+            sequence, text = Sequence(), "x" * size
+            caught = []
+            for call in (
+                lambda: store.put("x", text.encode()),
+                lambda: tokenize(text),
+                lambda: sequence.append(bytes(size)),
+                lambda: messaging.launch(source="def main(): pass", args=text).join(),
+            ):
+                try:
+                    await call()
+                except LimitExceeded as error:
+                    assert "16777216" in str(error), error
+                    caught.append(error.param)
+            await store.put("x", b"little")
+            return caught
+    """
+
+    async def test(bench: Bench) -> None:
+        run = bench.launch(source, b"17000000", limits=Limits(memory_bytes=256 << 20), trusted=trusted)
+        assert (await run.wait()).error is None
+        assert run.result == json.dumps(["command_bytes"] * 4, separators=(",", ":")).encode()
 
     with_host(test)
 

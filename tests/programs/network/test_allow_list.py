@@ -242,6 +242,13 @@ def test_entries() -> None:
             parse(wrong)
 
 
+@pytest.mark.parametrize("entry", ["localhost", "http://localhost:9000", "*.localhost", "bob=LOCALHOST."])
+def test_a_list_cannot_have_a_name_of_this_machine(entry: str) -> None:
+    with pytest.raises(InvalidRequest, match="lists the address itself"):
+        Network(["example.com", entry])
+    Network(["localhost.example.com", "127.0.0.1:9000"])
+
+
 def test_a_child_s_list_is_within_its_parent_s() -> None:
     assert covered("a.example.com", "*.example.com")
     assert covered("*.b.example.com", "*.example.com")

@@ -29,6 +29,7 @@ def test_a_child_gets_what_is_left() -> None:
     assert (child.limits.tokens, child.limits.cpu_s, child.limits.pages) == (70, 1, 6)
     assert child.limits.depth == 2
     assert (run.wall_left_s, child.wall_left_s) == (40, 40)
+    assert (run.wall_limit_s, child.wall_limit_s, run.child(Limits(wall_s=1)).wall_limit_s) == (60, 60, 1)
     child.spend("tokens", 50)
     assert run.remaining().tokens == 20
     # Two children share what is left: the second's own limit does not help it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -25,8 +26,9 @@ from weft.tokenizers.load import load_tokenizer
 from weft.workflow import api
 from weft.workflow.actuals import CallUsage
 from weft.workflow.backend.openai import OpenAIBackend
+from weft.workflow.graph.values import RowError
 from weft.workflow.run.backend import KnowsTokens
-from weft.workflow.run.calls import CHAT, COMPLETION, ModelAnswer, ModelRequest
+from weft.workflow.run.calls import CHAT, COMPLETION, ModelAnswer, ModelRequest, request_with
 
 OPTIONS: dict[str, Any] = {"num_pages": 96, "threads": 1, "dtype": "float64", "max_context": 512}
 ROWS = [{"topic": f"a lighthouse on island {number}", "tone": "kind"} for number in range(6)]
@@ -109,14 +111,14 @@ def tokens(text: Any) -> Any:
 
 
 def test_parts_of_a_text_have_so_many_tokens_and_are_the_text(llm: LLM, server: RunningServer) -> None:
-    texts = ["Once upon a time a weaver went to the sea.", "naïve 雪だるま ☃ says “hi” 👩‍👩‍👧", ""]
+    texts = ["Once upon a time a weaver went to the sea.", "naïve 雪だるま ☃ says “hi” 👩‍👩‍👧", "😀é漢字" * 5, ""]
     rows = [{"text": text} for text in texts]
     here, there = (outputs(api.run(tokens.graph, rows, on)) for on in (llm, server.url))
     for text, both in zip(texts, here, strict=True):
         assert "".join(both["value_1"]) == text
         assert len(both["value_2"]) >= len(both["value_1"])
         assert all(part for part in both["value_1"])
-    assert there[0]["value_1"] == here[0]["value_1"]
+    assert there == here
 
 
 class Unheard:
@@ -172,6 +174,30 @@ def test_errors_of_servers(backend: OpenAIBackend, kind: type[WeftError], messag
         assert error.retry_after_s == 9
 
 
+@pytest.mark.parametrize(
+    ("text", "schema", "mistake"),
+    [
+        ('{"good": true}', VERDICT, None),
+        (
+            '{"nom": "Ada"}',
+            VERDICT,
+            "the answer does not follow its schema: the value has no field 'good'; http://server",
+        ),
+        ("```json", VERDICT, None),  # said where the value is read
+        ("[1]", {"type": "array", "prefixItems": [{"type": "string"}]}, None),
+    ],
+)
+def test_answers_of_servers_that_ignore_a_schema_are_checked(text: str, schema: Any, mistake: str | None) -> None:
+    event = {"choices": [{"delta": {"content": text}, "finish_reason": "stop"}]}
+    backend = replying(200, b"data: " + json.dumps(event).encode() + b"\n\n")
+    request = request_with({"messages": SAY.body["messages"]}, schema)
+    if mistake is None:
+        assert isinstance(answered(backend, request), ModelAnswer)
+    else:
+        with pytest.raises(RowError, match=re.escape(mistake)):
+            answered(backend, request)
+
+
 def test_calls_of_tools_come_in_pieces() -> None:
     pieces = [
         {"index": 0, "id": "c1", "type": "function", "function": {"name": "find", "arguments": ""}},
@@ -203,6 +229,30 @@ def test_a_server_without_tokenize_cannot_split() -> None:
     backend = replying(404, b"")
     with pytest.raises(Unsupported, match="split at a separator"):
         asyncio.run(backend.split("text", lambda count: []))
+
+
+def tokenizing(**answers: dict[str, Any]) -> OpenAIBackend:
+    def reply(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=answers[request.url.path.removeprefix("/")])
+
+    return OpenAIBackend("http://server/v1", "m", transport=httpx.MockTransport(reply))
+
+
+@pytest.mark.parametrize(
+    "strings", [["Ġa", "Ã", "©", "Ġb"], ["▁a", "<0xC3>", "<0xA9>", "▁b"], ["▁", "▁a", "<0xC3>", "<0xA9>", "▁b"]]
+)
+def test_a_character_of_several_tokens_is_in_the_part_in_which_it_begins(strings: list[str]) -> None:
+    backend = tokenizing(tokenize={"tokens": list(range(len(strings))), "token_strs": strings})
+    parts = asyncio.run(backend.split(" aé b", lambda count: [(0, count - 2), (count - 2, count)]))
+    assert parts == [" aé", " b"]
+
+
+def test_a_server_that_tells_no_tokens_does_not_corrupt_a_text() -> None:
+    backend = tokenizing(tokenize={"tokens": [0, 1, 2]}, detokenize={"text": "a\ufffd"})
+    with pytest.raises(Unsupported, match="split at a separator"):
+        asyncio.run(backend.split("aé", lambda count: [(0, 2), (2, 3)]))
+    backend = tokenizing(tokenize={"tokens": [0, 1]}, detokenize={"text": "a"})
+    assert asyncio.run(backend.split("aa", lambda count: [(0, 1), (1, 2)])) == ["a", "a"]
 
 
 def test_results_are_a_table_with_the_errors_of_rows(llm: LLM, tmp_path: Path) -> None:

@@ -75,6 +75,16 @@ def test_the_sums_are_the_engine_s_counters(tiny: LLM) -> None:
         assert 0 < call["sent_s"] <= call["started_s"] <= call["ended_s"]
 
 
+def test_the_least_that_is_shown_is_that_of_the_calls_of_the_plan(tiny: LLM) -> None:
+    results = tell.run([{"topic": "one and the same"}] * 3, on=tiny)
+    assert results.counts.calls.merged_calls == 4
+    made = results.explain()
+    computed, least = made.to_dict()["actual"]["prefill_tokens"], made.to_dict()["predicted"]["min_prefill_tokens"]
+    assert computed < least
+    assert f"computed {computed} prompt tokens, found" in str(made)
+    assert f"%; the 6 calls of the plan need {least} in any order" in str(made)
+
+
 @weft.flow
 def branched(topic: Any) -> Any:
     story = ops.llm([ops.system("You tell short stories to children."), ops.user(topic)], max_tokens=12, temperature=0)

@@ -15,8 +15,9 @@ import weft
 from tests.workflow.shapes import body, function, graph, llm, loop, mapped, pick, switch, text
 from weft import ops
 from weft.workflow.frontend.flow import Flow
+from weft.workflow.frontend.marks import NeedsValueError
+from weft.workflow.frontend.row_source import InvalidRows
 from weft.workflow.frontend.trace import FlowError
-from weft.workflow.frontend.variable import NeedsValueError
 from weft.workflow.graph import InvalidGraph, digest, graph_from_dict, graph_to_dict
 
 
@@ -62,6 +63,7 @@ def test_fields_of_an_answer() -> None:
 
     properties = {"winner": {"type": "string"}, "sure": {"type": "boolean"}}
     schema = {"type": "object", "properties": properties, "required": ["winner", "sure"]}
+    schema["additionalProperties"] = False
     same(flow, graph(llm("v", "{{q}}", schema=schema), outputs={"winner": "v.winner", "whole": "v"}))
     assert [node.id for node in traced(flow).graph.nodes] == ["verdict"]
 
@@ -88,6 +90,15 @@ def test_a_map_over_parts_of_a_document() -> None:
     parts = function("parts", "split", text="{{q}}", max_tokens=800)
     joined = function("joined", "join", of="{{notes}}", separator="\n\n")
     same(flow, graph(parts, mapped("notes", "parts", inside), joined, llm("out", "{{joined}}\n\n{{q}}")))
+
+
+def test_rows_cannot_set_a_parameter_with_a_default() -> None:
+    def flow(q: Any, topic: str = "risks") -> Any:
+        return ops.text(f"{topic} of {q}")
+
+    for run in (traced(flow).run, traced(flow).stream, traced(flow).explain):
+        with pytest.raises(InvalidRows, match="the flow cannot take the column 'topic'"):
+            run([{"q": "x", "topic": "y"}], "http://127.0.0.1:9")
 
 
 def test_a_loop_with_two_values() -> None:
@@ -204,7 +215,10 @@ def test_what_needs_a_value_now_names_the_operator(wrong: Callable[[Any], Any], 
         (lambda q: ops.function(lambda: 1), "needs a name"),
         (lambda q: ops.llm(q, retries="x"), "Expected 'int', got 'str' - at '\\$.retries'"),
         (lambda q: ops.llm([{"role": "uzer", "content": "x"}]), "Invalid enum value 'uzer'"),
-        (lambda q: ops.function(len, object()), "a value is not JSON"),
+        (
+            lambda q: ops.function(len, object()),
+            r"test_flow.py:\d+: function.args.obj: a value of builtins.object is not",
+        ),
         (lambda q: ops.function(dataclasses.replace, q, q), "positional"),
         (lambda q: ops.map(lambda: q, q), "takes 0 values and is given 1"),
         (lambda q: ops.loop(lambda a: (a, a), (q,)), "2 values are returned for a"),
@@ -214,6 +228,63 @@ def test_what_needs_a_value_now_names_the_operator(wrong: Callable[[Any], Any], 
 def test_what_cannot_be_traced(wrong: Callable[..., Any], message: str) -> None:
     with pytest.raises(FlowError, match=message):
         _ = traced(wrong).graph
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda q: [q, q], r"data.value\[0\]: q is a value of a row, and a constant has none: ops.list\(.* as a tuple"),
+        (lambda q: {"a": {"b": q}}, r"data.value.b: q is a value of a row, .* a mapping without others within"),
+        (lambda q: q.strip, r"data.value: the text has the repr of the variable q.*value\['strip'\]"),
+        (lambda q: ops.llm(q, temperature=q), r"llm.temperature: q is a value of a row, and this is the same for all"),
+        (lambda q: ops.llm(q, stop=["x", q]), r"llm.stop\[1\]: q is a value of a row"),
+        (lambda q: ops.map(_async_body, q), r"data.value: an async function was called, .* so write def"),
+        (lambda q: object(), r"data.value: a value of builtins.object is not JSON: give a text"),
+    ],
+)
+def test_what_is_no_json_has_its_place_and_a_remedy(wrong: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(FlowError, match=r"test_flow.py:\d+: (<lambda>: |_async_body: )?" + message):
+        _ = traced(wrong).graph
+
+
+async def _async_body(item: Any) -> Any:
+    return item
+
+
+def test_a_result_that_is_none_names_the_function_that_returned_it() -> None:
+    def flow(q: Any) -> Any:
+        return [q]
+
+    with pytest.raises(FlowError, match=rf"^test_flow.py:{flow.__code__.co_firstlineno}: flow: data"):
+        _ = traced(flow).graph
+
+
+def _generator(q: Any) -> Any:
+    yield q
+
+
+class OfClass:
+    def method(self, q: Any) -> Any:
+        return q
+
+    @staticmethod
+    def alone(q: Any) -> Any:
+        return q
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_async_body, r"test_flow.py:\d+: _async_body: an async function is no flow: write def"),
+        (_generator, r"test_flow.py:\d+: _generator: a function with yield is no flow: return"),
+        (OfClass.method, r"test_flow.py:\d+: method: a method is no flow: 'self' would"),
+        ("text", r"a flow is made of a function, not 'text'"),
+    ],
+)
+def test_only_plain_functions_are_flows(function: Any, message: str) -> None:
+    with pytest.raises(FlowError, match=message):
+        weft.flow(function)
+    assert traced(OfClass.alone).graph.inputs == ("q",)
 
 
 def test_a_value_of_a_body_does_not_leave_it() -> None:

@@ -329,6 +329,23 @@ def test_missing_columns_are_named_with_the_nearest() -> None:
     assert mistakes([{}], of("q")) == ["row 0: there is no column 'q'."]
 
 
+def test_names_of_columns_have_no_white_space_around_them(tmp_path: Path) -> None:
+    rows = Rows(written(tmp_path, "t.csv", "q , n\na, 1\n"))
+    assert rows.columns == ("q", "n")
+    assert list(rows) == [{"q": "a", "n": " 1"}]
+    with pytest.raises(InvalidRows, match="2 columns are called 'q'"):
+        Rows(written(tmp_path, "t.csv", "q,q \na,1\n"))
+
+
+@pytest.mark.parametrize(
+    "table", [[{"q": "a", "n": 1}], iter([{"q": "a", "n": 1}]), {"q": ["a"], "n": [1]}, Rows([{"q": "a", "n": 1}])]
+)
+def test_a_column_that_would_be_left_aside_for_a_constant_is_refused(table: Any) -> None:
+    with pytest.raises(InvalidRows, match="the flow cannot take the column 'n': its parameter of this name has a def"):
+        list(Rows(table, constants=["n"]).check(GRAPH))
+    assert list(Rows([{"q": "a", "m": 1}], constants=["n"]).check(GRAPH)) == [{"q": "a"}]
+
+
 def test_columns_that_are_no_inputs_are_noted() -> None:
     checked = Rows([{"q": "x", "b": b""}, {"a": 1, "q": "x", "b": 2}]).check(GRAPH)
     assert checked.unused == ("b", "a")

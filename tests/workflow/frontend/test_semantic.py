@@ -12,8 +12,8 @@ from tests.workflow.frontend import postponed_annotations
 from tests.workflow.frontend.test_flow import same, traced
 from tests.workflow.shapes import body, function, graph, llm, mapped
 from weft import ops
+from weft.workflow.frontend.marks import NeedsValueError
 from weft.workflow.frontend.trace import FlowError
-from weft.workflow.frontend.variable import NeedsValueError
 from weft.workflow.graph import InvalidGraph
 
 
@@ -89,6 +89,7 @@ def test_an_output_overrides_the_fields_of_the_decorator() -> None:
         return {"winner": verdict.winner, "why": why}
 
     schema = {"type": "object", "properties": {"winner": {"type": "string"}}, "required": ["winner"]}
+    schema["additionalProperties"] = False
     verdict = llm("v", "Who wins? {{q}}", model="small", retries=1, schema=schema)
     messages = [{"chat": "v"}, {"role": "user", "content": "Why?"}]
     why = {"id": "w", "op": "llm", "messages": messages, "model": "big", "retries": 1, "stop": "x"}

@@ -38,7 +38,7 @@ from weft.workflow.graph.values import (
     text_of,
     value_at,
 )
-from weft.workflow.run.driver import checked_value
+from weft.workflow.run.functions import checked_value
 
 SAID = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"})
 ANSWER = AnswerValue(value="Ho", messages=SAID)

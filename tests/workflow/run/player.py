@@ -10,11 +10,13 @@ from tests.workflow.naive import fake_text
 from weft.workflow.actuals import CallUsage
 from weft.workflow.graph import WorkflowGraph
 from weft.workflow.graph.values import split_ranges
+from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.instructions import (
     AwaitExternal,
     CallFunction,
     CallModel,
+    CountTokens,
     Instruction,
     RowDone,
     RunLimits,
@@ -63,7 +65,7 @@ class Player:
         """To the end. Returns the rows in order."""
         waiting = list(enumerate(self.rows))
         while waiting or self.state.num_rows or self.state.has_instructions:
-            if waiting and (self.random.random() < 0.3 or not (self.open or self.state.num_ready)):
+            if waiting and (self.random.random() < 0.3 or not (self.open or self.state.has_next)):
                 self.state.open_row(*waiting.pop(0))
             next_try_s = self.state.wake(self.now)
             self.state.work_all()
@@ -71,7 +73,7 @@ class Player:
             self._take(self.state.take(self.max_calls - calls))
             if self.open:
                 self._step(self.open.pop(self.random.randrange(len(self.open))))
-            elif next_try_s is not None and not self.state.num_ready:
+            elif next_try_s is not None and not self.state.has_next:
                 self.now = next_try_s
         return [self.done[row] for row in sorted(self.done)]
 
@@ -95,13 +97,17 @@ class Player:
         except Exception as error:
             self.state.failed(name, error, self.now)
             return
-        if isinstance(instruction, CallModel):
+        if isinstance(instruction, CountTokens):
+            self.state.counted(name, value)
+        elif isinstance(instruction, CallModel):
             self.state.answered(name, value)
         else:
             self.state.returned(name, value)
 
-    def _value(self, instruction: CallModel | CallFunction | RunProgram | AwaitExternal) -> Any:
+    def _value(self, instruction: CallModel | CountTokens | CallFunction | RunProgram | AwaitExternal) -> Any:
         match instruction:
+            case CountTokens(request=request):
+                return bound_of(request, len(str(request.body)))
             case CallModel(request=request):
                 return self.answer(request)
             case CallFunction(node=node, args=args) if node.name == "split":

@@ -176,8 +176,7 @@ def test_a_text_has_so_many_parts() -> None:
 
 def test_calls_that_a_limit_refuses_take_turns() -> None:
     whole = graph(mapped("m", "q", body(llm("a", "{{i}}"), a="a")))
-    player = Player(graph_from_dict(whole), [{"q": list(range(2000))}], max_calls=4)
-    player.state._limits = RunLimits(calls=0)
+    player = Player(graph_from_dict(whole), [{"q": list(range(2000))}], max_calls=4, limits=RunLimits(calls=0))
     (done,) = player.play()
     assert done.failure is not None
 

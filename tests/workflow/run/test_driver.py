@@ -20,7 +20,8 @@ from weft.workflow import api
 from weft.workflow.actuals import CallCounts, RunCounts
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
-from weft.workflow.run.driver import MAX_VALUE_BYTES, Concurrency, Driver, RunServices
+from weft.workflow.run.driver import Concurrency, Driver, RunServices
+from weft.workflow.run.functions import MAX_VALUE_BYTES
 from weft.workflow.run.instructions import CallModel, RowDone, RunLimits
 from weft.workflow.run.state import RunState
 
@@ -182,8 +183,8 @@ def test_functions_run_beside_the_loop_and_coroutines_on_it() -> None:
     ("called", "message"),
     [
         (lambda x: {}[x], "'it'"),
-        (lambda x: object(), "a object is not a JSON value"),
-        (lambda x: {1j}, "a set is not a JSON value"),
+        (lambda x: object(), "a value of builtins.object is not JSON"),
+        (lambda x: {1j}, "a value of builtins.set is not JSON"),
         (lambda x: "." * MAX_VALUE_BYTES, "16 MiB"),
         (lambda: 1, "unexpected keyword argument"),
     ],

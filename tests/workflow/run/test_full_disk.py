@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import weft
+from tests.workflow.run.interruption import Interrupted, interrupt_when
 from tests.workflow.shapes import graph, llm
 from weft import ops
 from weft.abi.errors import StorageFailed
@@ -34,14 +35,8 @@ made: list[str] = []
 stop_at: list[int] = []
 
 
-class Interrupted(BaseException):
-    """What ends a run from within."""
-
-
 def wide(text: str) -> str:
     made.append(text)
-    if stop_at and len(made) >= stop_at[0]:
-        raise Interrupted
     return text * (VALUE_CHARS // len(text))
 
 
@@ -51,9 +46,10 @@ def flow(q: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def empty() -> None:
+def empty(monkeypatch: pytest.MonkeyPatch) -> None:
     made.clear()
     stop_at.clear()
+    interrupt_when(lambda: bool(stop_at) and len(made) >= stop_at[0], monkeypatch)
 
 
 @pytest.fixture

@@ -14,29 +14,31 @@ from typing import Any
 import pytest
 
 import weft
+from tests.workflow.run.interruption import Interrupted, interrupt_when
 from weft import ops
-from weft.abi.errors import ConfigError
+from weft.abi.errors import ConfigError, InvalidRequest
 from weft.llm import LLM
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
+from weft.workflow.run.driver import Concurrency
 
 ROWS = [{"topic": f"topic {number}"} for number in range(4)]
 CALLS: list[str] = []
 
 
-class Interrupted(BaseException):
-    """What ends a run from within."""
-
-
 def slow(text: str) -> str:
     CALLS.append(text)
-    # Calls run on threads: one may see more than its own.
-    if stop_at and len(CALLS) >= stop_at[0]:
-        raise Interrupted
     return text.upper()
 
 
 stop_at: list[int] = []
+"""Calls after which the run is interrupted."""
+
+
+@pytest.fixture(autouse=True)
+def interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Calls run on threads: there may be more by now.
+    interrupt_when(lambda: bool(stop_at) and len(CALLS) >= stop_at[0], monkeypatch)
 
 
 @weft.flow
@@ -95,6 +97,78 @@ def test_a_folder_of_the_user_s_is_left_alone(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not of a run of a workflow"):
         steps.run(ROWS, llm, out=tmp_path / "out.jsonl")
     assert (folder / "mine.txt").read_text() == "mine"
+
+
+def test_rows_that_had_failed_are_computed_again(llm: LLM, tmp_path: Path) -> None:
+    is_there: list[str] = []
+    asked: list[str] = []
+
+    def look(text: str) -> str:
+        asked.append(text)
+        if text == "topic 1" and not is_there:
+            raise ConnectionError("the library is closed")
+        return text.upper()
+
+    def go_on(text: str) -> str:
+        if text == "TOPIC 3" and not is_there:
+            CALLS.extend(["", ""])
+        return text
+
+    @weft.flow
+    def looked(topic: Any) -> Any:
+        return ops.function(go_on, ops.function(look, topic))
+
+    out = tmp_path / "out.jsonl"
+    CALLS.clear()
+    stop_at[:] = [1]
+    one_by_one = Concurrency(rows=1)
+    with pytest.raises(Interrupted):
+        looked.run(ROWS, llm, out=out, concurrency=one_by_one)
+    stop_at.clear()
+    assert "the library is closed" in out.read_text()
+    is_there.append("now")
+    results = looked.run(ROWS, llm, out=out, concurrency=one_by_one)
+    assert results.column("value") == ["TOPIC 0", "TOPIC 1", "TOPIC 2", "TOPIC 3"]
+    assert asked == ["topic 0", "topic 1", "topic 2", "topic 3", "topic 1"]
+    assert [json.loads(line).get("error") for line in out.read_text().splitlines()] == [None] * 4
+
+
+@pytest.mark.parametrize("other_name", ["rows.jsonl", "linked.jsonl", "sub/../rows.jsonl"])
+def test_the_file_of_the_rows_is_not_overwritten(other_name: str, llm: LLM, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"topic": "a"}\n')
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "linked.jsonl").symlink_to(rows)
+    with pytest.raises(InvalidRequest, match="is the file of the rows"):
+        steps.run(rows, llm, out=tmp_path / other_name)
+    assert rows.read_text() == '{"topic": "a"}\n'
+    assert not list(tmp_path.glob("*.run"))
+
+
+def test_a_folder_is_no_file_of_results(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="is a folder: name a file in it"):
+        steps.run(ROWS, llm, out=tmp_path)
+    assert not Path(f"{tmp_path}.run").exists()
+
+
+def test_two_runs_do_not_write_the_same_results(llm: LLM, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    refused: list[ConfigError] = []
+
+    def again(text: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            nested.run(ROWS, llm, out=out)
+        refused.append(caught.value)
+        return text
+
+    @weft.flow
+    def nested(topic: Any) -> Any:
+        return ops.function(again, topic)
+
+    assert not nested.run(ROWS[:1], llm, out=out).errors
+    assert "another run holds" in refused[0].message
+    assert len(out.read_text().splitlines()) == 1
+    assert not Path(f"{out}.run").exists()
 
 
 SCRIPT = """

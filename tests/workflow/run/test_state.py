@@ -173,7 +173,7 @@ def test_equal_calls_in_flight_are_one_if_they_can_only_answer_alike(fields: Jso
     assert [row.failure for row in done] == [None] * 3
 
 
-@pytest.mark.parametrize(("limits", "made"), [(RunLimits(calls=2), 2), (RunLimits(tokens=1), 1)])
+@pytest.mark.parametrize(("limits", "made"), [(RunLimits(calls=2), 2), (RunLimits(tokens=1), 0)])
 def test_what_is_past_a_limit_fails_and_names_it(limits: RunLimits, made: int) -> None:
     player = play(graph(llm("a", "{{q}}")), [{"q": str(row)} for row in range(5)], limits=limits, max_calls=1)
     errors = [row.failure.error for row in player.done.values() if row.failure is not None]

@@ -13,8 +13,8 @@ import weft
 from weft import ops
 from weft.abi.errors import EngineDead, NotSettable, NoValue, Unsupported
 from weft.loop_thread import LoopThread
+from weft.workflow.frontend.marks import NeedsValueError
 from weft.workflow.frontend.trace import FlowError
-from weft.workflow.frontend.variable import NeedsValueError
 from weft.workflow.graph import InvalidGraph
 from weft.workflow.graph.nodes import LlmNode, PromptMessage
 from weft.workflow.graph.templates import Reference
@@ -226,7 +226,7 @@ def test_only_values_from_outside_are_set_and_once(host: Host) -> None:
             answer.set("x")
         with pytest.raises(NotSettable, match=r"decision\.ok"):
             decision.ok.set(True)
-        with pytest.raises(NotSettable, match="decision: a object is not a JSON value"):
+        with pytest.raises(NotSettable, match=r"decision: a value of builtins\.object is not JSON"):
             decision.set(object())
         with pytest.raises(NotSettable, match=r"decision does not follow its schema: ok"):
             decision.set({"ok": "yes"})
@@ -500,3 +500,22 @@ def test_a_closed_session_has_nothing_to_wait_for(host: Host) -> None:
         ops.llm("now").get()
     session.wait()
     asyncio.run(session.wait_async())
+
+
+def test_a_model_that_is_closed_ends_what_runs_on_it_with_its_reason(host: Host) -> None:
+    flow = weft.flow(lambda q: ops.llm(f"{q}"))
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            flow.run([{"q": "held"}], on=host, planning=False)
+        except BaseException as error:
+            raised.append(error)
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    host.wait_asked("held")
+    host.thread.stop()
+    caller.join(60)
+    assert [str(error) for error in raised] == ["this LLM was closed before the call ended"]
+    host.thread = LoopThread()  # for the end of the fixture

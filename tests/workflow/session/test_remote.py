@@ -134,7 +134,7 @@ def test_values_from_outside(server: RunningServer) -> None:
             decision.set(1)
         with pytest.raises(NotSettable, match="text_1 is computed"):
             answer.set(1)
-        with pytest.raises(NotSettable, match="not a JSON value"):
+        with pytest.raises(NotSettable, match="is not JSON"):
             never.set(object())
     assert answer.get() == "said null"
     with pytest.raises(NoValue, match=r"never has no value: the session was closed"):

@@ -18,7 +18,9 @@ class CalledFunction(msgspec.Struct, kw_only=True):
     """The function of a call in a message."""
 
     name: Annotated[str, Meta(description="As in `tools`.")]
-    arguments: Annotated[str | Json | None, Meta(description="The arguments, as a JSON string or an object.")] = None
+    arguments: Annotated[
+        str | Json | None, Meta(description="The arguments: a string, of JSON unless the model erred, or an object.")
+    ] = None
 
 
 class MessageToolCall(msgspec.Struct, kw_only=True):

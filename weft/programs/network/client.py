@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 
 import httpcore
 
-from weft.abi.errors import NetworkDenied, NetworkFailed
+from weft.abi.errors import InvalidRequest, NetworkDenied, NetworkFailed
 from weft.programs.network.allow_list import DEFAULT_PORTS, IpAddress, find, literal, parse
 from weft.programs.network.meter import HttpMeter, MeteredStream, current_meter
 from weft.programs.network.requests import REDIRECTS, Hop, HttpRequest, HttpResponse, first_hop, read_body
@@ -73,9 +73,9 @@ class Network:
         tls: ssl.SSLContext | None = None,
     ):
         """An entry of `allow` is for all tenants, or for one: `NAME=ENTRY`. `tenant_connections`: how many requests a
-        tenant may have under way. `tls`: which certificates are trusted, by default the system's. Raises
-        `InvalidRequest` for an entry that names no host."""
-        self._allow, self._allow_of = _by_tenant(allow)
+        tenant may have under way. `tls`: which certificates are trusted, by default the system's. Raises as `by_tenant`
+        does."""
+        self._allow, self._allow_of = by_tenant(allow)
         self._resolver: Resolver | None = None
         self._backend = _CheckedBackend(resolve or self._resolve, self._is_listed)
         self._tls = tls
@@ -153,7 +153,7 @@ class Network:
         # Also where a connection is there already, which another tenant's list may have allowed.
         address = literal(hop.host)
         if address is not None and not is_public(address) and not self._is_listed(hop.host, hop.port):
-            raise _not_public(hop.host)
+            raise NetworkDenied(_not_public(hop.host))
 
     def _is_listed(self, host: str, port: int) -> bool:
         """Whether the operator has listed this literal address."""
@@ -219,7 +219,7 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         found = [ip for ip in map(literal, names) if ip is not None]
         allowed = [ip for ip in found if is_public(ip) or (ip == address and self._is_listed(host, port))]
         if found and not allowed:
-            raise _not_public(host)
+            raise NetworkDenied(_not_public(host))
         error: Exception = httpcore.ConnectError(f"{host} has no address")
         for ip in allowed:
             try:
@@ -257,21 +257,24 @@ def is_public(address: IpAddress) -> bool:
     return address.is_global and not address.is_multicast and not address.is_reserved and not refused
 
 
-def _not_public(host: str) -> NetworkDenied:
-    return NetworkDenied(
+def _not_public(host: str) -> str:
+    return (
         f"{host} is at an address that is not of the public internet; an operator who wants programs to reach it lists "
         "the address itself, with its port"
     )
 
 
-def _by_tenant(entries: Iterable[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """Entries for all, and those for one tenant. Raises `InvalidRequest` for one that names no host."""
+def by_tenant(entries: Iterable[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """An operator's entries for all, and those for one tenant. Raises `InvalidRequest` for one that names no host, or
+    `localhost`, which no request may reach by name."""
     shared: list[str] = []
     own: dict[str, tuple[str, ...]] = {}
     for entry in entries:
         named = _TENANT.fullmatch(entry)
         host = entry if named is None else named[2]
-        parse(host)
+        name = parse(host).host
+        if name == "localhost" or name.endswith(".localhost"):
+            raise InvalidRequest(f"{entry!r}: {_not_public(name)}", "network")
         if named is None:
             shared.append(host)
         else:

@@ -146,6 +146,11 @@ class RunBudget:
         now = self._clock.now()
         return max(0.0, min(budget.limits.wall_s + budget._began_s - now for budget in self._line))
 
+    @property
+    def wall_limit_s(self) -> float:
+        """The limit that `wall_left_s` counts down: that of the run which ends first, of this one and those above."""
+        return min(reversed(self._line), key=lambda budget: budget.limits.wall_s + budget._began_s).limits.wall_s
+
     # ---- what is held
 
     def explicit_pages(self, most: int) -> int | None:

@@ -99,8 +99,7 @@ class RunContext:
             self._grammars,
         )
         self._host_calls = 0
-        wall_s = budget.wall_left_s
-        self._timer = self._calls.loop.call_later(wall_s, self._out_of_time, wall_s)
+        self._timer = self._calls.loop.call_later(budget.wall_left_s, self._out_of_time)
 
     # ---- GuestHost
 
@@ -212,6 +211,6 @@ class RunContext:
                 # The other objects must release their resources too.
                 logger.exception("a resource of a run could not be released")
 
-    def _out_of_time(self, wall_s: float) -> None:
-        message = f"the program ran longer than its limit wall_s of {wall_s:g} seconds"
+    def _out_of_time(self) -> None:
+        message = f"the program ran longer than its limit wall_s of {self._budget.wall_limit_s:g} seconds"
         self._calls.break_run(LimitExceeded(message, "wall_s"))

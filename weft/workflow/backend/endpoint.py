@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
-from weft.core.ids import unpack_tokens
+from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.core.wire import OperationUsage
-from weft.endpoints.models import Models
+from weft.endpoints.models import ActiveModel, Models
 from weft.endpoints.prompts import chat_prompt_of
 from weft.endpoints.record import Record, namespace_of
 from weft.endpoints.schemas.chat import ChatRequest, ChatResponse
@@ -27,9 +27,11 @@ from weft.workflow.actuals import CallUsage
 from weft.workflow.analysis.prompts import PromptTokens
 from weft.workflow.backend.gathered import GatheredAnswer
 from weft.workflow.backend.prompt_tokens import TokenizerPrompts
+from weft.workflow.backend.token_parts import Ranges, parts_of
 from weft.workflow.planner.place import PlanEngine
+from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import CallProgress
-from weft.workflow.run.calls import CHAT, ModelAnswer, ModelRequest, PromptFound
+from weft.workflow.run.calls import CHAT, CallBound, ModelAnswer, ModelRequest, PromptFound
 from weft.workflow.run.keeper import KeptPrefix
 from weft.workflow.run.pins import KvPrefix
 from weft.workflow.run.planning import PlanSources
@@ -90,10 +92,21 @@ class EndpointBackend:
         return runtime.retains.retain(self._tenant, namespace_of(self._tenant, salt), prefix.tokens, pinned_part, told)
 
     async def prompt_digest(self, request: ModelRequest) -> str:
-        """A digest of the prompt's token ids, rendered and tokenized as the endpoint does it."""
+        """A digest of the prompt's token ids."""
+        _, tokens = await self._prompt(request)
+        return hashlib.sha256(tokens).hexdigest()
+
+    async def call_bound(self, request: ModelRequest) -> CallBound:
+        """As `BoundsCalls.call_bound`."""
+        model, tokens = await self._prompt(request)
+        return bound_of(request, len(tokens) // TOKEN_BYTES, model.max_context)
+
+    async def _prompt(self, request: ModelRequest) -> tuple[ActiveModel, bytes]:
+        """The model of a request, and the prompt's token ids, rendered and tokenized as the endpoint does it."""
         asked = ENDPOINTS[request.endpoint].decode({**self._fields, **request.body}, self._models)
         assert isinstance(asked, (ChatRequest, CompletionRequest))
-        tokenizer = self._models.find(asked.model).tokenizer
+        model = self._models.find(asked.model)
+        tokenizer = model.tokenizer
         special = asked.add_special_tokens
         if isinstance(asked, ChatRequest):
             prompt = chat_prompt_of(asked)
@@ -101,27 +114,16 @@ class EndpointBackend:
         else:
             text = request.body["prompt"]
             tokens = await tokenizer.encode_async(text, add_special_tokens=special, tenant=self._tenant)
-        return hashlib.sha256(tokens).hexdigest()
+        return model, tokens
 
-    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
-        """Parts of a text by the tokens of the model of `fields`, else of the first one. A character in several tokens
-        is in the part in which it begins."""
+    async def split(self, text: str, ranges: Ranges) -> list[str]:
+        """Parts of a text by the tokens of the model of `fields`, else of the first one."""
         name = self._fields.get("model")
         tokenizer = (self._models[0] if name is None else self._models.find(name)).tokenizer
         packed = await tokenizer.encode_async(text, add_special_tokens=False, tenant=self._tenant)
 
         def parts() -> list[str]:
-            pieces = [tokenizer.bytes_of(token) for token in unpack_tokens(packed)]
-            whole = b"".join(pieces)
-            ends = [0, *itertools.accumulate(map(len, pieces))]
-            cuts = {len(whole): len(whole)}
-            found = []
-            for start, end in ranges(len(pieces)):
-                for at in (ends[start], ends[end]):
-                    if at not in cuts:
-                        cuts[at] = next(cut for cut in range(at, len(whole) + 1) if not _continues(whole, cut))
-                found.append(whole[cuts[ends[start]] : cuts[ends[end]]].decode(errors="replace"))
-            return found
+            return parts_of([tokenizer.bytes_of(token) for token in unpack_tokens(packed)], ranges)
 
         return await off_loop(parts, tenant=self._tenant)
 
@@ -154,11 +156,6 @@ def plan_sources(models: Models, model: str) -> PlanSources:
                 for served in active.names
             ]
     return PlanSources(tokens, engines, model)
-
-
-def _continues(text: bytes, at: int) -> bool:
-    """Whether a byte is inside a character."""
-    return at < len(text) and text[at] & 0xC0 == 0x80
 
 
 def _chatted(reply: ChatResponse) -> ModelAnswer:

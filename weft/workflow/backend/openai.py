@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
@@ -11,12 +11,18 @@ import msgspec
 
 from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, Unsupported, WeftError
 from weft.workflow.backend.gathered import GatheredAnswer
+from weft.workflow.backend.token_parts import Ranges, parts_of, pieces_of
+from weft.workflow.graph.schema_check import schema_mistake, unchecked_keywords
+from weft.workflow.graph.values import RowError
+from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import CallProgress
-from weft.workflow.run.calls import CHAT, ModelAnswer, ModelRequest
+from weft.workflow.run.calls import CHAT, CallBound, ModelAnswer, ModelRequest
 
 CONNECT_S = 10.0
 SILENCE_S = 600.0
 """Longest time without a byte of an answer."""
+_COUNTED = ("messages", "prompt", "tools", "documents", "chat_template_kwargs", "add_generation_prompt")
+"""Fields of a request that are a part of its prompt."""
 
 
 class OpenAIBackend:
@@ -39,9 +45,12 @@ class OpenAIBackend:
         self._model = model
         self._cards: list[dict[str, Any]] | None = None
         self._finding = asyncio.Lock()
+        self._has_tokenizer = True
+        """As far as is known."""
 
     async def complete(self, request: ModelRequest, started: CallProgress) -> ModelAnswer:
-        """As `ModelBackend.complete`; the answer is streamed, because its first piece tells that it has begun."""
+        """As `ModelBackend.complete`; the answer is streamed, because its first piece tells that it has begun. Raises
+        `RowError` for one that does not follow its schema."""
         model = request.body.get("model") or await self._only_model()
         fields = request.hinted if request.hints and await self._is_ours() else request.body
         body = {**fields, "model": model, "stream": True, "stream_options": {"include_usage": True}}
@@ -49,19 +58,64 @@ class OpenAIBackend:
         async for chunk in self._events(request.endpoint, body):
             started()
             started.text(gathered.add(chunk))
-        return gathered.answer()
+        answer = gathered.answer()
+        await self._check_schema(body.get("response_format"), answer.text)
+        return answer
 
-    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
+    async def _check_schema(self, form: Any, text: str) -> None:
+        """Raise `RowError` for an answer that is JSON and does not follow the schema that was sent: some servers ignore
+        the field. Schemas with keywords that cannot be checked are not."""
+        if not isinstance(form, Mapping) or form.get("type") != "json_schema":
+            return
+        asked = form["json_schema"]
+        schema = asked.get("schema", {})
+        if asked.get("strict") is False or unchecked_keywords(schema):
+            return
+        try:
+            value = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            return  # what it is instead is said where the value is read
+        mistake = await asyncio.to_thread(schema_mistake, schema, value)
+        if mistake is not None:
+            raise RowError(
+                f"the answer does not follow its schema: {mistake}; {self._base} does not hold answers to "
+                "response_format, so describe the form in the prompt too"
+            )
+
+    async def split(self, text: str, ranges: Ranges) -> list[str]:
         """Parts of a text by the model's tokens. Raises `Unsupported` for a server without `/tokenize`, which ours and
-        vLLM have."""
+        vLLM have, and where a part begins or ends within a character of a server that tells tokens as numbers alone."""
         model = await self._only_model()
-        asked = {"model": model, "prompt": text, "add_special_tokens": False}
-        tokens: list[int] = (await self._json("POST", "/tokenize", asked))["tokens"]
+        asked = {"model": model, "prompt": text, "add_special_tokens": False, "return_token_strs": True}
+        answer = await self._json("POST", "/tokenize", asked)
+        tokens: list[int] = answer["tokens"]
+        strings = answer.get("token_strs")
+        pieces = None if strings is None else pieces_of(strings, text)
+        if pieces is not None:
+            return parts_of(pieces, ranges)
         parts = []
         for start, end in ranges(len(tokens)):
             answer = await self._json("POST", "/detokenize", {"model": model, "tokens": tokens[start:end]})
             parts.append(answer["text"] if "text" in answer else answer["prompt"])
+            if parts[-1] not in text:
+                raise Unsupported(
+                    f"{self._base} does not tell the bytes of its tokens, and {parts[-1][-20:]!r} is no part of the "
+                    "text: split at a separator"
+                )
         return parts
+
+    async def call_bound(self, request: ModelRequest) -> CallBound | None:
+        """As `BoundsCalls.call_bound`, where the server has `/tokenize`, as ours and vLLM have."""
+        if not self._has_tokenizer:
+            return None
+        asked = {name: request.body[name] for name in _COUNTED if name in request.body}
+        asked["model"] = request.body.get("model") or await self._only_model()
+        try:
+            found = await self._json("POST", "/tokenize", asked)
+            return bound_of(request, found["count"], found.get("max_model_len"))
+        except (InvalidRequest, LookupError, TypeError):
+            self._has_tokenizer = False
+            return None
 
     async def close(self) -> None:
         """Close the connections of the client; calls in progress fail."""

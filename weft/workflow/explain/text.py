@@ -91,7 +91,11 @@ def _outcome(plan: Plan | None, actual: RunActuals) -> str:
     saved += [f"{calls.cached_calls:,} that of the prompt cache"] if calls.cached_calls else []
     lines[0] += f"; {calls.calls:,} calls" + (f", {', '.join(saved)}" if saved else "")
     found = calls.cached_tokens / calls.prompt_tokens if calls.prompt_tokens else 0.0
-    least = "" if plan is None else f"; no order computes fewer than {plan.predicted.min_prefill_tokens:,}"
+    least = ""
+    if plan is not None:
+        # Of the plan: which calls would have the answer of an equal one was not known before the run.
+        planned = plan.predicted
+        least = f"; the {planned.calls:,.6g} calls of the plan need {planned.min_prefill_tokens:,} in any order"
     lines.append(f"computed {calls.prefill_tokens:,} prompt tokens, found {found:.0%}{least}")
     if actual.seconds is not None:
         expected = None if plan is None else plan.predicted.seconds

@@ -11,9 +11,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from weft.abi.errors import InvalidRequest, Unsupported
+from weft.tokenizers.messages import content_text
+from weft.workflow.frontend.json_values import NotJson, as_json
 from weft.workflow.frontend.schemas import schema_of
 from weft.workflow.frontend.trace import FlowError, FlowTrace, current_trace, tracing
-from weft.workflow.frontend.variable import ChatSoFar, Variable, reference_in, type_in
+from weft.workflow.frontend.variable import ChatSoFar, Variable, output_of, reference_in, type_in
+from weft.workflow.function_args import graph_args, name_of
 from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
 from weft.workflow.graph.nodes import (
     MAX_ITEMS,
@@ -33,6 +37,7 @@ from weft.workflow.graph.nodes import (
 )
 from weft.workflow.graph.templates import is_name
 from weft.workflow.graph.value_types import ANY, ValueType, common
+from weft.workflow.graph.values import text_of
 
 Result = Variable | tuple[Variable, ...]
 """The one value of a node, or its values in order."""
@@ -78,7 +83,7 @@ def llm(
         whole = [user(messages)] if isinstance(messages, (str, Variable)) else messages
         if not isinstance(whole, Sequence):
             raise FlowError(f"messages must be a list of ops.user(...) and others, not a {type(messages).__name__}")
-        own["messages"] = tuple(_message(each, trace) for each in whole)
+        own["messages"] = tuple(_message(each, f"messages[{at}]", trace) for at, each in enumerate(whole))
     if prompt is not None:
         own["prompt"] = _text(prompt)
     return trace.add(LlmNode, "llm", own, name=name)
@@ -94,13 +99,15 @@ def call_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**own, "request": request}
 
 
-def _message(given: PromptMessage | ChatSoFar | Mapping[str, Any], trace: FlowTrace) -> PromptMessage:
+def _message(given: PromptMessage | ChatSoFar | Mapping[str, Any], place: str, trace: FlowTrace) -> PromptMessage:
     if isinstance(given, PromptMessage):
         return given
     if isinstance(given, ChatSoFar):
         return PromptMessage(chat=str(trace.see(given.answer)))
     if isinstance(given, Mapping) and set(given) <= {"role", "content", "name", "tool_call_id"}:
-        fields: dict[str, Any] = {key: value if key == "role" else _text(value) for key, value in given.items()}
+        fields: dict[str, Any] = {
+            key: value if key == "role" else _text(value, f"{place}.{key}") for key, value in given.items()
+        }
         return PromptMessage(**fields)
     raise FlowError(f"{given!r} is not a message: use ops.system, ops.user, ops.assistant, ops.tool or answer.chat")
 
@@ -123,12 +130,13 @@ def list(*values: Any, name: str | None = None) -> Variable:
     return current_trace().add(ListNode, "list", {"of": tuple(_values(value) for value in values)}, name=name)
 
 
-def join(values: Variable | Sequence[Any], separator: str = "\n\n", *, name: str | None = None) -> Variable:
-    """The texts of a list, one after the other."""
+def join(values: Variable | Sequence[Any], separator: object = "\n\n", *, name: str | None = None) -> Variable:
+    """The texts of a list, one after the other, with `separator` between them."""
+    if isinstance(values, str):
+        raise FlowError(f"ops.join takes a list, not the text {values!r:.60}")
     whole = values if isinstance(values, Variable) else list(*values)
-    return current_trace().add(
-        FunctionNode, "join", {"name": "join", "args": {"of": str_alone(whole), "separator": separator}}, name=name
-    )
+    args = {"of": str_alone(whole), "separator": _values(separator)}
+    return current_trace().add(FunctionNode, "join", {"name": "join", "args": args}, name=name)
 
 
 def split(value: object, *, max_tokens: int, overlap_tokens: int = 0, name: str | None = None) -> Variable:
@@ -140,20 +148,37 @@ def split(value: object, *, max_tokens: int, overlap_tokens: int = 0, name: str 
     return current_trace().add(FunctionNode, "split", {"name": "split", "args": args}, name=name)
 
 
-def matches(value: Variable, pattern: str) -> Variable:
+def matches(value: Variable | str, pattern: str) -> Variable:
     """Whether a regular expression is found in a text."""
-    return value.matches(pattern)
+    return current_trace().lift(value).matches(pattern)
 
 
 # ---- work outside the model
 
 
 def function(
-    called: Callable[..., Any] | str, *args: Any, pure: bool = False, retries: int = 0, **named: Any
+    called: Callable[..., Any] | str, /, *args: Any, pure: bool = False, retries: int = 0, **named: Any
 ) -> Variable:
     """A call of a Python function, which runs where the workflow is started from, or of one that the server has by
-    this name. `pure` says that equal arguments give equal results and that nothing else happens."""
+    this name. `pure` says that equal arguments give equal results and that nothing else happens; `retries` is how often
+    it is tried again after it raised. A function with parameters of these names has them by position, or is called as a
+    `weft.native_function`. Raises `FlowError` for arguments that the function does not take."""
+    for option, is_given in (("pure", pure is not False), ("retries", retries != 0)):
+        if is_given and callable(called) and _is_own(called, option, args):
+            raise FlowError(
+                f"{name_of(called)} has a parameter {option!r}, and ops.function has too: give it by position, or make "
+                "a weft.native_function of it"
+            )
     return call_function(called, args, named, pure=pure, retries=retries)
+
+
+def _is_own(called: Callable[..., Any], option: str, args: Sequence[Any]) -> bool:
+    """Whether a function has a parameter of this name that no argument by position is for."""
+    try:
+        parameters = builtins.list(inspect.signature(called).parameters)
+    except ValueError:  # some functions of C have no signature
+        return False
+    return option in parameters[len(args) :]
 
 
 def call_function(
@@ -167,18 +192,18 @@ def call_function(
             raise FlowError(f"arguments of {called!r} are given by name: its parameters are not known here")
         name, given = called, named
     else:
+        if not callable(called):
+            raise FlowError(f"ops.function takes a function first, not {called!r:.60}")
+        name = name_of(called)
         try:
-            given = dict(inspect.signature(called).bind(*args, **named).arguments)
-        except ValueError:  # some functions of C have no signature
-            given = {f"argument_{number}": value for number, value in enumerate(args)} | dict(named)
+            given = graph_args(called, args, named)
         except TypeError as error:
-            raise FlowError(f"{called.__name__}: {error}") from None
-        name = called.__name__
+            raise FlowError(f"{name}: {error}") from None
         if not is_name(name):
             raise FlowError(f"a function of a workflow needs a name, and {name} is not one: define it with def")
         if name in BUILTIN_FUNCTIONS:
             raise FlowError(f"workflows have a built-in function {name!r}: rename this one")
-        if trace.names.functions.setdefault(name, called) is not called:
+        if trace.names.functions.setdefault(name, called) != called:  # methods are equal, and not the same
             raise FlowError(f"two functions are called {name!r}: rename one of them")
     fields = {"name": name, "args": {key: _values(value) for key, value in given.items()}, "pure": pure}
     return trace.add(FunctionNode, "function", {**fields, "retries": retries})
@@ -199,15 +224,24 @@ def external(schema: Any = None, *, timeout_s: float | None = None, name: str | 
 
 
 def map(
-    body: Callable[[Variable], Any], over: Variable, *, max_items: int = MAX_ITEMS, name: str | None = None
+    body: Callable[[Variable], Any],
+    over: Variable | Sequence[Any],
+    *,
+    max_items: int = MAX_ITEMS,
+    name: str | None = None,
 ) -> Result:
-    """Call `body` for each item of a list that is known only at run time. Returns the list of what it returns; of
+    """Call `body` for each item of a list, which may be known only at run time. Returns the list of what it returns; of
     several values, a list each. A list with more than `max_items` items is an error of its row."""
     trace = current_trace()
+    _check_body("map", "body, over", body)
+    if isinstance(over, (builtins.list, tuple)):
+        over = list(*over)
+    over = trace.lift(over)
     items = type_in(over).items or ANY
     inside = FlowTrace(trace)
     item = inside.bind(_parameters(body, 1)[0], items)
-    traced, outputs = _traced(inside, body, (item,))
+    outputs = inside.outputs(body, (item,))
+    traced = inside.body(outputs)
     fields = {"over": trace.named(over), "item": reference_in(item).name, "body": traced, "max_items": max_items}
     return _results(trace.add(MapNode, "map", fields, name=name, bodies={"body": _types(outputs)}), outputs)
 
@@ -225,10 +259,20 @@ def switch(
     bodies: dict[str, Body] = {}
     types: dict[str, dict[str, ValueType]] = {}
     outputs: dict[str, Variable] = {}
-    every = {_case(value): body for value, body in cases.items()}
+    if not isinstance(cases, Mapping):
+        raise FlowError(f"ops.switch(value, cases) takes a mapping of cases, not {cases!r:.60}")
+    every: dict[str, Callable[[], Any]] = {}
+    for value, body in cases.items():
+        case = _case(value)
+        if case in every:
+            raise FlowError(f"two cases are {case!r}: {value!r} is compared as text")
+        every[case] = body
     places = {f"cases[{case}]": body for case, body in every.items()}
     for place, body in (places if default is None else {**places, "default": default}).items():
-        bodies[place], outputs = _traced(FlowTrace(trace), body, ())
+        _check_body("switch", "value, {case: body}, default", body)
+        inside = FlowTrace(trace)
+        outputs = inside.outputs(body)
+        bodies[place] = inside.body(outputs)
         types[place] = _types(outputs)
     fields = {
         "on": trace.named(on),
@@ -239,7 +283,14 @@ def switch(
 
 
 def _case(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A key of `cases` as a run compares it with the value. Raises `FlowError` for one that no value has."""
+    try:
+        plain = as_json(value)
+    except NotJson:
+        plain = ()
+    if isinstance(plain, (Mapping, builtins.list, tuple)):
+        raise FlowError(f"the case {value!r:.60} is never met: a case is a text, a number, True, False or None")
+    return text_of(plain)
 
 
 def loop(
@@ -255,14 +306,15 @@ def loop(
     that `until` returns for those values is true. Without `until` there are `max_rounds` rounds; with it, the row fails
     after so many, or goes on with the last values if `at_limit` is "stop"."""
     trace = current_trace()
+    _check_body("loop", "body, init", body)
     first = init if isinstance(init, tuple) else (init,)
     first = tuple(trace.lift(value) for value in first)
     inside = FlowTrace(trace)
     wanted = _parameters(body, len(first))
     states = tuple(inside.bind(each, type_in(value)) for each, value in zip(wanted, first, strict=True))
     names = tuple(reference_in(state).name for state in states)
+    outputs = inside.outputs(body, states, names=names)
     with tracing(inside):
-        outputs = inside.outputs(body(*states), names)
         if tuple(outputs) != names:
             raise FlowError(
                 f"the body of a loop returns {', '.join(names)}, in this order; it returned {', '.join(outputs)}"
@@ -282,16 +334,13 @@ def loop(
 def _parameters(body: Callable[..., Any], count: int) -> tuple[str, ...]:
     names = tuple(inspect.signature(body).parameters)
     if len(names) != count:
-        raise FlowError(f"{body.__name__} takes {len(names)} values and is given {count}")
+        raise FlowError(f"{name_of(body)} takes {len(names)} values and is given {count}")
     return names
 
 
-def _traced(
-    inside: FlowTrace, body: Callable[..., Any], args: tuple[Variable, ...]
-) -> tuple[Body, dict[str, Variable]]:
-    with tracing(inside):
-        outputs = inside.outputs(body(*args))
-    return inside.body(outputs), outputs
+def _check_body(operator: str, takes: str, body: Any) -> None:
+    if not callable(body):
+        raise FlowError(f"ops.{operator}({takes}): a body is a function, and {body!r:.60} is none")
 
 
 def _types(outputs: Mapping[str, Variable]) -> dict[str, ValueType]:
@@ -299,16 +348,25 @@ def _types(outputs: Mapping[str, Variable]) -> dict[str, ValueType]:
 
 
 def _results(made: Variable, outputs: Mapping[str, Variable]) -> Result:
-    values = tuple(getattr(made, name) for name in outputs)
+    values = tuple(output_of(made, name) for name in outputs)
     return values[0] if len(values) == 1 else values
 
 
 # ---- values of the user's
 
 
-def _text(value: object) -> str:
-    """A template of what the user wrote."""
-    return value if isinstance(value, str) else str(value)
+def _text(value: object, place: str = "content") -> str:
+    """What the user wrote as a text; of the parts that OpenAI's chats have, their texts. Raises `FlowError` for parts
+    that are none."""
+    if not isinstance(value, (builtins.list, tuple)) or not all(isinstance(part, Mapping) for part in value):
+        return value if isinstance(value, str) else str(value)
+    parts = [
+        {key: str(inner) if isinstance(inner, Variable) else inner for key, inner in part.items()} for part in value
+    ]
+    try:
+        return content_text(parts, place)
+    except (InvalidRequest, Unsupported) as error:
+        raise FlowError(error.message) from None
 
 
 def str_alone(variable: Variable) -> str:

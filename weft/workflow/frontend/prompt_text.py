@@ -8,12 +8,11 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from weft.workflow.frontend.json_values import NotJson, as_json
 from weft.workflow.frontend.ops import call_fields
-from weft.workflow.frontend.trace import FlowError
+from weft.workflow.frontend.trace import FlowError, line_of
 from weft.workflow.graph.mistakes import MAX_SHOWN, Mistake, listing, nearest
 from weft.workflow.graph.node_checks import own_mistakes
 from weft.workflow.graph.nodes import LlmNode, PromptMessage
@@ -66,9 +65,7 @@ def read_prompt_text(
     reader.read_parameters()
     steps = reader.read_steps(fields)
     if reader.mistakes:
-        code = function.__code__
-        line = f"{Path(code.co_filename).name}:{code.co_firstlineno}: {function.__name__}"
-        raise FlowError(listing(f"{where or line} has", reader.mistakes, MAX_SHOWN))
+        raise FlowError(listing(f"{where or line_of(function)} has", reader.mistakes, MAX_SHOWN))
     return PromptText(tuple(reader.inputs.values()), steps)
 
 

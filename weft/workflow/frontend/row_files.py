@@ -38,9 +38,9 @@ def file_source(given: str | os.PathLike[str], max_row_bytes: int) -> RowSource:
     except OSError as error:
         raise invalid(f"{path}: {error.strerror}") from None
     if kind == ".jsonl":
-        return RowSource(partial(_read_jsonl, path, max_row_bytes))
+        return RowSource(partial(_read_jsonl, path, max_row_bytes), path=path)
     columns = _header(path, max_row_bytes)
-    return RowSource(partial(_read_csv, path, columns, max_row_bytes), columns=tuple(filter(None, columns)))
+    return RowSource(partial(_read_csv, path, columns, max_row_bytes), columns=tuple(filter(None, columns)), path=path)
 
 
 def _lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
@@ -141,14 +141,14 @@ def _rows_of_csv(path: Path, max_bytes: int) -> Iterator[tuple[str, list[str] | 
 
 
 def _header(path: Path, max_bytes: int) -> tuple[str, ...]:
-    """The names of the columns; empty ones too. Raises `InvalidRows`."""
+    """The names of the columns, without white space around them; empty ones too. Raises `InvalidRows`."""
     place, header, _ = next(_rows_of_csv(path, max_bytes), (path.name, "the file is empty: there is no header", False))
     if isinstance(header, str):
         raise invalid(header, place)
     for separator, name in ((";", "semicolons"), ("\t", "tabs")):
         if len(header) == 1 and separator in header[0]:
             raise invalid(f"the header has {name}: columns are separated by commas", place)
-    return check_columns(header, place)
+    return check_columns([name.strip() for name in header], place)
 
 
 def _read_csv(path: Path, columns: tuple[str, ...], max_bytes: int) -> Iterator[SourceRow]:

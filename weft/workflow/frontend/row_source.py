@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.abi.errors import InvalidRequest
@@ -42,6 +43,8 @@ class RowSource(NamedTuple):
     """How many rows there are, where that is known before they are read."""
     is_once: bool = False
     """Whether the rows can be read once only; a second time raises `InvalidRows`."""
+    path: Path | None = None
+    """The file that has the rows; None: they are in memory."""
 
 
 def invalid(message: str, place: str = "") -> InvalidRows:

@@ -7,7 +7,8 @@ never kept in memory; an iterator can be read once, so its rows are checked when
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from weft.workflow.frontend.json_values import NotJson, as_json
@@ -29,20 +30,28 @@ class Rows:
     """A table: a list of mappings, a mapping of columns, an iterable of mappings, the path of a .jsonl or .csv file, a
     DataFrame of pandas, or an Arrow table. Fields of CSV are texts. `max_row_bytes` limits a row of a file."""
 
-    def __init__(self, source: Any, *, max_row_bytes: int = MAX_ROW_BYTES):
-        """Raises `InvalidRows` for a value that is not a table. No row is read yet."""
+    def __init__(self, source: Any, *, max_row_bytes: int = MAX_ROW_BYTES, constants: Collection[str] = ()):
+        """`constants` are parameters of a flow that no column can set: a row that has one is wrong. Raises
+        `InvalidRows` for a value that is not a table. No row is read yet."""
         if isinstance(source, Rows):
             self._source: RowSource = source._source
         elif isinstance(source, (str, os.PathLike)):
             self._source = file_source(source, max_row_bytes)
         else:
             self._source = table_source(source)
+        if constants:
+            self._source = _without(self._source, constants)
         self._count = self._source.num_rows
 
     @property
     def columns(self) -> tuple[str, ...] | None:
         """The columns of every row; None where each row has its own."""
         return self._source.columns
+
+    @property
+    def path(self) -> Path | None:
+        """The file that has the rows; None: they are in memory."""
+        return self._source.path
 
     def count(self) -> int | None:
         """How many rows there are, unreadable ones too. A file is read for it, once. None for an iterator."""
@@ -144,6 +153,30 @@ class CheckedRows:
         self._types[name][key[1]] = kind
         self._wrong[key] = [str(mistake) for mistake in check(self._graph, inputs={name: kind})]
         return self._wrong[key]
+
+
+def _without(source: RowSource, constants: Collection[str]) -> RowSource:
+    """The rows of a source that have none of these columns. Raises `InvalidRows` where all have one."""
+
+    def problem(columns: Iterable[str]) -> str:
+        for name in columns:
+            if name in constants:
+                return (
+                    f"the flow cannot take the column {name!r}: its parameter of this name has a default, which makes "
+                    "it a constant. Remove the default, or the column"
+                )
+        return ""
+
+    wrong = problem(source.columns or ())
+    if wrong:
+        raise invalid(wrong)
+
+    def read() -> Iterator[SourceRow]:
+        for row in source.read():
+            wrong = problem(row.values or ())
+            yield SourceRow(row.place, None, wrong) if wrong else row
+
+    return source._replace(read=read)
 
 
 def _all_columns(row: SourceRow) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from typing import Any
 
 from weft.workflow.frontend import ops
 from weft.workflow.frontend.json_values import NotJson, as_json
+from weft.workflow.frontend.marks import NeedsValueError, templated
 from weft.workflow.frontend.prompt_text import Parts, read_prompt_text
-from weft.workflow.frontend.trace import FlowError, FlowTrace, current_trace, is_tracing
-from weft.workflow.frontend.variable import NeedsValueError, Variable, reference_in, type_in
+from weft.workflow.frontend.trace import FlowError, FlowTrace, caller_line, current_trace, is_tracing
+from weft.workflow.frontend.variable import Variable, reference_in, type_in
 from weft.workflow.graph.nodes import LlmNode, PromptMessage
 from weft.workflow.graph.templates import Reference, join_parts, parse_template
 
@@ -83,7 +84,10 @@ class SemanticFunction:
 
     def _value(self, name: str, value: Any, trace: FlowTrace) -> Parts | Variable:
         if isinstance(value, str):
-            template = parse_template(value)
+            try:
+                template = parse_template(templated(value))
+            except NeedsValueError as error:
+                raise NeedsValueError(f"{caller_line()}: {self.name}: {name}: {error}") from None
             is_template = any(reference.name in trace.names.used for reference in template.references)
             return template.parts if is_template else (value,)
         if not isinstance(value, Variable):

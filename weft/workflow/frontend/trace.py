@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from pathlib import Path
@@ -11,10 +12,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from weft.workflow.frontend.json_values import NotJson, as_json
+from weft.workflow.frontend.marks import NeedsValueError, has_mark, marked_in, templated
 from weft.workflow.frontend.variable import Values, Variable, reference_in, trace_in
+from weft.workflow.function_args import name_of
 from weft.workflow.graph.names import NameTable
 from weft.workflow.graph.node_types import of_node
-from weft.workflow.graph.nodes import DEFAULT_OUTPUT, AnyNode, Body, DataNode, GraphNode, TextNode
+from weft.workflow.graph.nodes import (
+    DEFAULT_OUTPUT,
+    AnyNode,
+    Body,
+    DataNode,
+    Field,
+    GraphNode,
+    TextNode,
+    map_strings,
+)
 from weft.workflow.graph.templates import Reference, is_name, parse_template
 from weft.workflow.graph.value_types import ANY, ValueType, follow
 
@@ -36,6 +49,8 @@ class _Names(NameTable):
         super().__init__()
         self.lines: dict[str, str] = {}
         self.functions: dict[str, Callable[..., Any]] = {}
+        self.returned_by: str | None = None
+        """File, line and name of the function whose result is read; None: it runs."""
 
     def number(self, op: str) -> str:
         """A name for a node without one."""
@@ -70,14 +85,15 @@ class FlowTrace:
         bodies: Mapping[str, Mapping[str, ValueType]] | None = None,
     ) -> Variable:
         """Append a node. `bodies` has the types of the outputs of its bodies, by their places. Raises `FlowError` for
-        a name that is taken."""
+        a name that is taken and for values that the node cannot have."""
         if name is not None and (not is_name(name) or name in self.names.used):
             why = "is used already" if is_name(name) else "is not a name: letters, digits and _"
             raise FlowError(f"{name!r} {why}")
+        line = self.names.returned_by or caller_line()
         node_id = self.names.take(name) if name is not None else self.names.number(op)
-        node = cast(AnyNode, _converted(kind(id=node_id, **fields)))
+        node = cast(AnyNode, _converted(kind(id=node_id, **fields), fields, line))
         self.nodes.append(node)
-        self.names.lines[node_id] = caller_line()
+        self.names.lines[node_id] = line
         self._types[node_id] = found = of_node(node, self.type_of, bodies or {})
         return Variable(self, Reference(node_id), found)
 
@@ -110,7 +126,7 @@ class FlowTrace:
         if isinstance(value, Variable):
             self.see(value)
             return value
-        if isinstance(value, str) and parse_template(value).references:
+        if isinstance(value, str) and (has_mark(value) or parse_template(value).references):
             return self.add(TextNode, "text", {"template": value})
         return self.add(DataNode, "data", {"value": value})
 
@@ -118,9 +134,25 @@ class FlowTrace:
         """The reference to a value of the user's, as fields of nodes have it."""
         return str(reference_in(self.lift(value)))
 
-    def outputs(self, result: Any, names: tuple[str, ...] = ()) -> dict[str, Variable]:
-        """The variables that a function returned, by name: one is `value` unless `names` says otherwise, a named tuple
-        and a mapping have names of their own, and those of a tuple are numbered."""
+    def outputs(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Variable] = (),
+        named: Mapping[str, Variable] | None = None,
+        names: tuple[str, ...] = (),
+    ) -> dict[str, Variable]:
+        """Call a function of the user's, whose operators make nodes here. Returns the variables that it returned, by
+        name: one is `value` unless `names` says otherwise, a named tuple and a mapping have names of their own, and
+        those of a tuple are numbered. Raises `FlowError` for a result that is none of these."""
+        with tracing(self):
+            result = function(*args, **(named or {}))
+            outer, self.names.returned_by = self.names.returned_by, line_of(function)
+            try:
+                return self._lifted(result, names)
+            finally:
+                self.names.returned_by = outer
+
+    def _lifted(self, result: Any, names: tuple[str, ...]) -> dict[str, Variable]:
         if isinstance(result, Mapping):
             return {str(name): self.lift(value) for name, value in result.items()}
         if isinstance(result, tuple):
@@ -130,7 +162,10 @@ class FlowTrace:
                 raise FlowError(f"{len(result)} values are returned for {', '.join(given)}")
             return dict(zip(given, map(self.lift, result), strict=True))
         if result is None:
-            raise FlowError("the function returns nothing: return a variable, a tuple of them, or a mapping")
+            raise FlowError(
+                f"{self.names.returned_by}: the function returns nothing: return a variable, a tuple of them, or a "
+                "mapping"
+            )
         return {(names or (DEFAULT_OUTPUT,))[0]: self.lift(result)}
 
     def body(self, outputs: Mapping[str, Variable]) -> Body:
@@ -138,14 +173,74 @@ class FlowTrace:
         return Body(nodes=tuple(self.nodes), outputs={name: str(self.see(value)) for name, value in outputs.items()})
 
 
-def _converted(node: GraphNode) -> GraphNode:
-    """The node with its fields checked as those of JSON are. Raises `FlowError`."""
+def _converted(node: GraphNode, fields: Mapping[str, Any], line: str) -> GraphNode:
+    """The node with its fields checked as those of JSON are, and with templates for the texts of the user's. Raises
+    `FlowError`, and `NeedsValueError` for a text with the `repr` of a variable."""
+    place = f"{line}: {node.op}"
+    given = {**fields, **fields.get("request", {})}
+    given.pop("request", None)
+
+    def template(inside: str, field: Field, value: Any) -> Any:
+        try:
+            return value if field == "name" else map_strings(value, templated)
+        except NeedsValueError as error:
+            raise NeedsValueError(f"{place}.{inside}: {error}") from None
+
     try:
-        return msgspec.convert(msgspec.to_builtins(node), type(node))
+        made = msgspec.convert(msgspec.to_builtins(node), type(node))
     except msgspec.ValidationError as error:
-        raise FlowError(f"{node.op}: {error}".replace("`", "'")) from None
+        raise FlowError(f"{place}: {error}".replace("`", "'")) from None
     except TypeError as error:
-        raise FlowError(f"{node.op}: a value is not JSON: {error}") from None
+        raise FlowError(f"{place}{_not_json(given, '') or f': a value is not JSON: {error}'}") from None
+    made = made.visit(template)
+    if has_mark(msgspec.json.encode(made).decode()):
+        for name, value in given.items():
+            marked = marked_in(str(value))
+            if marked is not None:
+                raise FlowError(f"{place}.{name}: {_same_for_all(marked, name)}")
+    return made
+
+
+def _not_json(value: Any, place: str) -> str | None:
+    """The place of the first value that JSON does not have, and what to do about it; None: there is none."""
+    if isinstance(value, Mapping):
+        found = (_not_json(inner, f"{place}.{key}") for key, inner in value.items())
+        return next(filter(None, found), None)
+    if isinstance(value, (list, tuple)):
+        found = (_not_json(inner, f"{place}[{number}]") for number, inner in enumerate(value))
+        return next(filter(None, found), None)
+    if isinstance(value, Variable):
+        return f"{place}: {_same_for_all(str(reference_in(value)), place)}"
+    shown = repr(value)
+    if has_mark(shown):
+        try:
+            templated(shown)
+        except NeedsValueError as error:
+            return f"{place}: {error}"
+    if inspect.iscoroutine(value):
+        value.close()
+        return (
+            f"{place}: an async function was called, which gives no variable: operators wait for nothing, so write "
+            "def; ops.function(f, ...) calls an async function in the run"
+        )
+    try:
+        msgspec.to_builtins(value)
+    except TypeError:
+        try:
+            as_json(value)
+        except NotJson as error:
+            return f"{place}: {error}"
+    return None
+
+
+def _same_for_all(name: str, place: str) -> str:
+    """Why a variable cannot stand in a field of a node, and what to use instead."""
+    if place.removeprefix(".").partition("[")[0].partition(".")[0] == "value":
+        return (
+            f"{name} is a value of a row, and a constant has none: ops.list(...) makes a list of variables, ops.text a "
+            "text; a function returns several values as a tuple, or as a mapping without others within"
+        )
+    return f"{name} is a value of a row, and this is the same for all rows: give a constant"
 
 
 def current_trace() -> FlowTrace:
@@ -176,6 +271,13 @@ def tracing(trace: FlowTrace) -> Iterator[FlowTrace]:
         yield trace
     finally:
         _current.reset(token)
+
+
+def line_of(function: Callable[..., Any]) -> str:
+    """File and line where a function of the user's begins, and its name."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    name = name_of(function)
+    return name if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name}"
 
 
 def caller_line() -> str:

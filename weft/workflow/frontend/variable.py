@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
 from weft.workflow.criteria import Criterion, checked_criterion
+from weft.workflow.frontend.marks import NeedsValueError, repr_mark, value_mark
 from weft.workflow.graph.mistakes import nearest
 from weft.workflow.graph.nodes import GraphNode, PickNode
 from weft.workflow.graph.templates import Reference
@@ -46,19 +47,19 @@ class NodeMaker(Protocol):
         ...
 
 
-class NeedsValueError(TypeError):
-    """Python asked for the value of a variable while a flow is traced. The message names the operator to use."""
-
-
 class ChatSoFar:
     """The conversation that ended in an answer, as the first of the messages of a later call."""
 
     def __init__(self, answer: Variable):
         self.answer = answer
 
+    def __repr__(self) -> str:
+        return f"<Variable.chat of {self.answer!r}>"
+
 
 class Variable:
-    """A value to come. `str(variable)` and f-strings give a mark that `ops` replace by the value at run time."""
+    """A value to come. `str(variable)` and f-strings give a mark that `ops` replace by the value at run time. A field
+    is an attribute, unless a method has its name: `value["split"]` is a field of any name."""
 
     def __init__(self, trace: NodeMaker, reference: Reference, kind: ValueType = ANY):
         self._trace = trace
@@ -112,9 +113,7 @@ class Variable:
         if name not in fields:
             known = f" It has {', '.join(fields)}.{nearest(name, fields)}" if fields else " Use .field(name) if it has."
             raise AttributeError(f"{self._reference} has no field {name!r} that is known before it runs.{known}")
-        kind = follow(self._kind, (name,))
-        assert not isinstance(kind, str)
-        return Variable(self._trace, self._reference._replace(path=(*self._reference.path, name)), kind)
+        return output_of(self, name)
 
     # ---- the value, in a session
 
@@ -147,7 +146,7 @@ class Variable:
     def __str__(self) -> str:
         if self._kind.kind == "list":
             raise NeedsValueError(f"{self._reference} is a list and cannot be part of a text: use ops.join")
-        return f"{{{{{self._reference}}}}}"
+        return value_mark(self._reference)
 
     def __format__(self, spec: str) -> str:
         if spec:
@@ -155,7 +154,7 @@ class Variable:
         return str(self)
 
     def __repr__(self) -> str:
-        return f"<variable {self._reference}: {self._kind.kind}>"
+        return repr_mark(self._reference, self._kind.kind)
 
     def __add__(self, other: object) -> str:
         return f"{self}{other}"
@@ -202,6 +201,14 @@ def _needs(what: str, instead: str) -> NoReturn:
 def reference_in(variable: Variable) -> Reference:
     """What a variable refers to."""
     return variable._reference
+
+
+def output_of(variable: Variable, name: str) -> Variable:
+    """A field or an output that is known, also where a method has its name."""
+    kind = follow(variable._kind, (name,))
+    assert not isinstance(kind, str)
+    reference = variable._reference
+    return Variable(variable._trace, reference._replace(path=(*reference.path, name)), kind)
 
 
 def picked(variable: Variable, **way: Any) -> Variable:

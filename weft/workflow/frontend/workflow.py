@@ -13,6 +13,7 @@ from weft.workflow.graph.nodes import WorkflowGraph
 if TYPE_CHECKING:
     from weft.workflow import api, targets
     from weft.workflow.explain.report import Explanation
+    from weft.workflow.remote_explanation import ServedExplanation
     from weft.workflow.run.backend import ModelBackend
     from weft.workflow.run.feed import RunNews
     from weft.workflow.run.results import RunResults
@@ -76,29 +77,38 @@ class Workflow:
         # Imported when something runs: what writes workflows pays for no HTTP client.
         from weft.workflow.api import run
 
-        return run(self.graph, rows, on, out=out, progress=progress, listen=listen, **self._with_functions(options))
+        return run(
+            self.graph, self._rows(rows), on, out=out, progress=progress, listen=listen, **self._with_functions(options)
+        )
 
-    def explain(self, rows: Any, on: targets.Target, **options: Any) -> Explanation:
+    def explain(self, rows: Any, on: targets.RunTarget, **options: Any) -> Explanation | ServedExplanation:
         """What `run` would do, without a call: the plan as text (`print` it), as JSON (`to_dict`) and as a diagram
         (`mermaid`). `rows` may also be a number, with `statistics` of the inputs. `options`: `statistics`, `objective`,
-        `optimise`, `model`, as `weft.workflow.plan` takes them, and `cache` and `api_key` as of `run`: with a cache it
-        says which calls have their answers already. Raises as it."""
+        `deadline_s`, `optimise`, `pinned_part`, `model`, as `weft.workflow.plan` takes them, and `cache` and `api_key`
+        as of `run`: with a cache it says which calls have their answers already. On a client the server explains, with
+        `statistics`, `optimise` and `model`. Raises as `plan`."""
         from weft.workflow.api import explain
 
-        return explain(self.graph, rows, on, **options)
+        return explain(self.graph, self._rows(rows), on, **options)
 
     def stream(self, rows: Any, on: targets.RunTarget, **options: Any) -> Generator[api.RunEvent, None, None]:
         """Run the workflow over rows; yields results as they are there; with `stream=["name"]` also the texts of these
         outputs as they are generated, with `starts=True` starts of calls. Closing the generator cancels the run."""
         from weft.workflow.api import stream
 
-        return stream(self.graph, rows, on, **self._with_functions(options))
+        return stream(self.graph, self._rows(rows), on, **self._with_functions(options))
 
     def stream_async(self, rows: Any, backend: ModelBackend, **options: Any) -> AsyncGenerator[api.RunEvent, None]:
         """As `stream`, on the event loop that runs and a backend of it."""
         from weft.workflow.api import stream_async
 
-        return stream_async(self.graph, rows, backend, **self._with_functions(options))
+        return stream_async(self.graph, self._rows(rows), backend, **self._with_functions(options))
+
+    def _rows(self, rows: Any) -> Any:
+        """The rows as runs take them."""
+        return rows
 
     def _with_functions(self, options: dict[str, Any]) -> Any:
-        return {**options, "functions": {**self.functions, **options.get("functions", {})}}
+        given = options.get("functions") or {}
+        # What is no mapping is refused where all options are checked.
+        return {**options, "functions": {**self.functions, **given} if isinstance(given, Mapping) else given}

@@ -168,7 +168,7 @@ class _Checker:
 
     def _node(self, node: AnyNode, types: Types, at: str, place: _Place, depth: int) -> ValueType:
         for use in uses(node):
-            found = self._resolve(use.reference, types, f"{at}.{use.place}")
+            found = self._resolve(use.reference, types, f"{at}.{use.place}", in_text=use.field != "name")
             self._check_use(node, use, found, at)
 
         def type_of(reference: Reference) -> ValueType:
@@ -235,9 +235,11 @@ class _Checker:
             return ANY
         return self._resolve(reference, types, at)
 
-    def _resolve(self, reference: Reference, types: Types, at: str) -> ValueType:
+    def _resolve(self, reference: Reference, types: Types, at: str, *, in_text: bool = False) -> ValueType:
         found = _resolved(reference, types)
         if isinstance(found, str):
+            if in_text and reference.name not in types:
+                found += f" Braces that are text are written \\{{{{{reference}}}}}, or with weft.workflow.escape(text)."
             self.mistakes.append(Mistake(at, found))
             return ANY
         return found

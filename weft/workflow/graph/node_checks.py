@@ -10,6 +10,7 @@ from weft.abi.errors import InvalidRequest, Unsupported
 from weft.endpoints.fields import request_from
 from weft.endpoints.schemas.chat import ChatRequest
 from weft.endpoints.schemas.completion import CompletionRequest
+from weft.workflow.graph.answer_schemas import answer_schema_mistake
 from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
 from weft.workflow.graph.mistakes import nearest
 from weft.workflow.graph.node_types import alone_type
@@ -66,6 +67,9 @@ def _llm(node: LlmNode, type_of: TypeOf) -> Found:
     if node.messages is not None and not any(message.chat is None for message in node.messages):
         yield "messages", "there is no message for the model to answer"
     if node.schema is not None:
+        mistake = answer_schema_mistake(node.schema)
+        if mistake is not None:
+            yield "schema", mistake
         for name in ("response_format", "structured_outputs"):
             if name in node.request:
                 yield name, "cannot be combined with schema"

@@ -1,7 +1,7 @@
-"""Whether a value follows a JSON schema, for values that come from outside.
+"""Whether a value follows a JSON schema, for values that come from outside and for answers of servers of other makes.
 
-Answers of models need no such check: a grammar writes them. Keywords that are not checked here are refused by name
-before anything runs.
+Answers of engines of Weft need no such check: a grammar writes them. Keywords that are not checked here are refused by
+name before a value from outside is asked for; answers are not checked where a schema has one.
 """
 
 from __future__ import annotations
@@ -86,6 +86,9 @@ _INNER = frozenset({"additionalProperties", "items", "not"})
 _LISTS = frozenset({"allOf", "anyOf", "oneOf"})
 _KNOWN = frozenset({"$ref", "const", "enum", "pattern", "properties", "required", "type", *_LIMITS, *_INNER, *_LISTS})
 
+CHECKED_KEYWORDS = _KNOWN | _ANNOTATIONS
+"""Keywords that a schema may have for all of it to be checked."""
+
 
 def unchecked_keywords(schema: Any) -> list[str]:
     """Keywords of a schema that `schema_mistake` cannot check, and what else it cannot read, sorted."""
@@ -112,7 +115,7 @@ def _unchecked(schema: Any, found: set[str], depth: int) -> None:
     if not isinstance(schema, Mapping):
         found.add(f"{type(schema).__name__} instead of a schema")
         return
-    found |= set(schema) - _KNOWN - _ANNOTATIONS
+    found |= set(schema) - CHECKED_KEYWORDS
     malformed = {name for name, has_form in _FORMS.items() if name in schema and not has_form(schema[name])}
     found |= {f"{name} of an invalid form" for name in malformed}
     for name in ("$defs", "definitions", "properties"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from weft.workflow.run.calls import ModelAnswer, ModelRequest, PromptFound
+from weft.workflow.run.calls import CallBound, ModelAnswer, ModelRequest, PromptFound
 
 NOTHING_KNOWN = PromptFound()
 
@@ -42,6 +42,15 @@ class ModelBackend(Protocol):
     async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
         """Parts of a text by the model's tokens: `ranges` takes their number and gives the first and the last
         (exclusive) of each part. Raises `Unsupported` where tokens cannot be counted."""
+        ...
+
+
+@runtime_checkable
+class BoundsCalls(Protocol):
+    """A backend that can count the tokens of a prompt before its call."""
+
+    async def call_bound(self, request: ModelRequest) -> CallBound | None:
+        """The most tokens that a call may use; None where the model's tokenizer is not known. Raises `WeftError`."""
         ...
 
 

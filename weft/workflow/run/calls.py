@@ -25,6 +25,14 @@ class PromptFound(NamedTuple):
     continued_tokens: int | None = None
 
 
+class CallBound(NamedTuple):
+    """The most tokens that a call may use."""
+
+    prompt_tokens: int
+    output_tokens: int | None
+    """None: nothing bounds the answer."""
+
+
 class CallTimes(NamedTuple):
     """When a call was sent, begun and answered, in seconds since 1970; all 0 for an answer of an earlier call."""
 

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from weft.abi.errors import Unsupported, WeftError
 from weft.workflow.graph.nodes import WorkflowGraph
-from weft.workflow.graph.values import TOO_DEEP, RowError, is_too_deep, split_ranges, text_of
-from weft.workflow.run.backend import NOTHING_KNOWN, KnowsTokens, ModelBackend
+from weft.workflow.graph.values import RowError, split_ranges, text_of
+from weft.workflow.run.allowance import bound_of
+from weft.workflow.run.backend import NOTHING_KNOWN, BoundsCalls, KnowsTokens, ModelBackend
 from weft.workflow.run.calls import CallTimes, ModelAnswer, PromptFound
 from weft.workflow.run.feed import RunFeed
+from weft.workflow.run.functions import FUNCTION_TIMEOUT_S, called_function, checked_value, time_limit
 from weft.workflow.run.instructions import (
     AwaitExternal,
     CallFunction,
     CallModel,
+    CountTokens,
     FeedChanged,
     Instruction,
     Notice,
@@ -38,10 +41,6 @@ from weft.workflow.run.known_statistics import KnownStatistics
 from weft.workflow.run.planning import RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.state import RunState
-
-FUNCTION_TIMEOUT_S = 300.0
-MAX_VALUE_BYTES = 16 << 20
-"""Of a value from a function, a program or outside, as JSON."""
 
 
 class Concurrency(NamedTuple):
@@ -72,6 +71,7 @@ class RunServices(NamedTuple):
     source: Callable[[CallFunction], Awaitable[Any]] | None = None
     """Runs the source of a function, within limits of its own."""
     external: Callable[[AwaitExternal], Awaitable[Any]] | None = None
+    """Gives the value of an `external` node."""
     elsewhere: Callable[[CallFunction], Awaitable[Any]] | None = None
     """Calls a function that is not among `functions`, without a limit of time."""
     function_timeout_s: float = FUNCTION_TIMEOUT_S
@@ -124,9 +124,11 @@ class Driver:
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
         self._functions = asyncio.Semaphore(self._at_once.functions)
+        self._counting = asyncio.Semaphore(self._at_once.functions)
         self._num_calls = 0
         self._num_waiting = 0
         self._is_open = True
+        self._is_ending = False
         self._has_news = False
         self._keeper: PrefixKeeper | None = None
         backend = services.backend
@@ -166,6 +168,7 @@ class Driver:
                     return
                 await self._next_reports(next_try_s)
         finally:
+            self._is_ending = True
             if self._keeper is not None:
                 self._keeper.close()
             for task in self._running:
@@ -213,7 +216,7 @@ class Driver:
         """Wait for something to report, and report all there is. Returns at once while rows have ended."""
         if self._state.has_instructions or self._state.has_work or self._may_open:
             return
-        if self._state.num_ready and self._room():
+        if self._room() and self._state.has_next:
             return
         pause = None if next_try_s is None else max(next_try_s - self._now(), 0.0)
         with suppress(TimeoutError):
@@ -224,6 +227,9 @@ class Driver:
 
     def _start(self, instruction: Instruction) -> None:
         assert not isinstance(instruction, Notice)
+        if isinstance(instruction, CountTokens):
+            self._begin(instruction.task, self._count(instruction))
+            return
         known = msgspec.UNSET if self._journal is None else self._journal.take(instruction.task)
         if known is not msgspec.UNSET:
             self._reports.put_nowait(lambda: self._report(instruction.task, known))
@@ -234,15 +240,32 @@ class Driver:
             work = self._call(instruction)
         else:
             work = self._finish(instruction, self._value(instruction))
+        self._begin(instruction.task, work)
+
+    def _begin(self, name: TaskName, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(partial(self._done, name))
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        """Errors of values are reported; what else ends a task, such as an interrupt, ends the run."""
+    def _done(self, name: TaskName, task: asyncio.Task[None]) -> None:
+        """Errors of values are reported; what else ends a task, such as an error of the journal, ends the run."""
         self._running.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._reports.put_nowait(task.result)
+        if not task.cancelled():
+            if task.exception() is not None:
+                self._reports.put_nowait(task.result)
+        elif not self._is_ending:
+            # Not by this object: without a report the row would never end.
+            error = RowError("it was cancelled from within")
+            self._reports.put_nowait(lambda: self._state.failed(name, error, self._now()))
+
+    async def _count(self, asked: CountTokens) -> None:
+        backend, bound = self._services.backend, None
+        if isinstance(backend, BoundsCalls):
+            async with self._counting:
+                with suppress(WeftError):  # the call itself will say why
+                    bound = await backend.call_bound(asked.request)
+        found = bound or bound_of(asked.request, None)
+        self._reports.put_nowait(lambda: self._state.counted(asked.task, found))
 
     async def _call(self, call: CallModel) -> None:
         progress = _Progress(self, call)
@@ -310,35 +333,31 @@ class Driver:
             self._state.returned(task, value)
 
     async def _value(self, instruction: CallFunction | RunProgram | AwaitExternal) -> Any:
-        return checked_value(await self._unchecked(instruction))
-
-    async def _unchecked(self, instruction: CallFunction | RunProgram | AwaitExternal) -> Any:
         services = self._services
         match instruction:
             case CallFunction(node=node, args=args) if node.name == "split":
                 text = text_of(args["text"])
-                return await services.backend.split(text, lambda count: split_ranges(args, count, node))
+                return checked_value(await services.backend.split(text, lambda count: split_ranges(args, count, node)))
             case CallFunction(node=node, args=args):
                 if node.source is not None and services.source is None:
                     raise Unsupported("functions with source are supported on a server of Weft only")
                 async with self._functions:
                     if node.source is not None and services.source is not None:
-                        return await services.source(instruction)
+                        return checked_value(await services.source(instruction))
                     if services.elsewhere is not None and node.name not in services.functions:
-                        return await services.elsewhere(instruction)
+                        return checked_value(await services.elsewhere(instruction))
                     seconds = services.function_timeout_s
                     return await called_function(services.functions, node.name or "", args, seconds)
             case RunProgram(node=node):
                 if services.program is None:
                     raise Unsupported(f"programs run on servers of Weft only: there {node.program!r} can run")
                 async with self._functions:
-                    return await services.program(instruction)
+                    return checked_value(await services.program(instruction))
             case AwaitExternal(node=node):
                 if services.external is None:
                     raise Unsupported(f"nothing can set {node.id!r} here: pass external=, or run it on a server")
-                with _named_timeout(f"no value came within {node.timeout_s or 0:g} s"):
-                    async with asyncio.timeout(node.timeout_s):
-                        return await services.external(instruction)
+                async with time_limit(node.timeout_s, f"no value came within {node.timeout_s or 0:g} s"):
+                    return checked_value(await services.external(instruction))
 
 
 class _Progress:
@@ -383,42 +402,3 @@ class _Progress:
         """Of a call that was answered now."""
         now_s = time.time()
         return CallTimes(self._sent_s, self._started_s or now_s, now_s)
-
-
-async def called_function(
-    functions: Mapping[str, Callable[..., Any]], name: str, args: Mapping[str, Any], seconds: float
-) -> Any:
-    """What a Python function returns; plain ones run in a thread. Raises `Unsupported` for one that is not there,
-    `RowError` after so many seconds, and what it raises."""
-    called = functions.get(name)
-    if called is None:
-        raise Unsupported(f"there is no function {name!r} here: pass functions={{{name!r}: ...}}")
-    with _named_timeout(f"{name} did not return within {seconds:g} s"):
-        async with asyncio.timeout(seconds):
-            if inspect.iscoroutinefunction(called):
-                return await called(**args)
-            result = await asyncio.to_thread(called, **args)
-            # Of an object that calls a coroutine function, such as a native function.
-            return await result if inspect.iscoroutine(result) else result
-
-
-@contextmanager
-def _named_timeout(message: str) -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError:
-        raise RowError(message) from None
-
-
-def checked_value(value: Any) -> Any:
-    """A value as plain JSON. Raises `RowError` for what is none, or is too large."""
-    try:
-        encoded = msgspec.json.encode(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RowError(f"a {type(value).__name__} is not a JSON value: {error}") from None
-    if len(encoded) > MAX_VALUE_BYTES:
-        raise RowError(f"a value may have {MAX_VALUE_BYTES >> 20} MiB as JSON; this one has {len(encoded) >> 20}")
-    value = msgspec.json.decode(encoded)
-    if is_too_deep(value):
-        raise RowError(TOO_DEEP)
-    return value

@@ -32,6 +32,13 @@ class CallModel(NamedTuple):
     site: CallSite
 
 
+class CountTokens(NamedTuple):
+    """Find the most tokens that a call may use; then report `counted`, and nothing else."""
+
+    task: TaskName
+    request: ModelRequest
+
+
 class CallFunction(NamedTuple):
     """Call a function; then report `returned` or `failed`."""
 
@@ -78,12 +85,13 @@ class FeedChanged(NamedTuple):
 
 Notice = RowDone | Settled | FeedChanged
 """What asks for nothing."""
-Instruction = CallModel | CallFunction | RunProgram | AwaitExternal | Notice
+Instruction = CallModel | CountTokens | CallFunction | RunProgram | AwaitExternal | Notice
 
 
 class RunLimits(NamedTuple):
-    """Bounds of a run; None: none. What goes past one fails with `LimitExceeded`, which names it."""
+    """Bounds of a run; None: none. What would go past one fails with `LimitExceeded`, which names it."""
 
     calls: int | None = None
     tokens: int | None = None
-    """Of prompts and outputs together."""
+    """Of prompts and outputs together. A call without `max_tokens` counts as one that fills the model's context; where
+    that is not known, it takes all that is left, so that no other one runs beside it."""

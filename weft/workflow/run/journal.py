@@ -40,8 +40,9 @@ class RunJournal:
         """`saved` is what the table has of the run."""
         self._table = table
         self._run = run
-        self.rows = {row: msgspec.json.decode(result, type=RowResult) for row, result in saved.rows.items()}
-        """Results of rows that have ended."""
+        ended = {row: msgspec.json.decode(result, type=RowResult) for row, result in saved.rows.items()}
+        self.rows = {row: result for row, result in ended.items() if result.error is None}
+        """Results of rows that have ended. Those that failed begin anew: what failed may work now."""
         self._tasks = saved.tasks
         self.num_lost = 0
         """Values and results that could not be kept, as far as is known."""

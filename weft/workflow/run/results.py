@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import msgspec
@@ -37,17 +37,24 @@ class RowResult(NamedTuple):
     error: RowMistake | None = None
 
     def __getitem__(self, name: Any) -> Any:
-        """An output by its name. Raises `KeyError` with the row's error for one that failed."""
+        """An output by its name. Raises `KeyError` with the row's error for one that failed, and with the names that
+        there are for another."""
         if not isinstance(name, str):
             return tuple.__getitem__(self, name)
-        if name not in self.outputs and self.error is not None:
+        if name in self.outputs:
+            return self.outputs[name]
+        if self.error is not None:
             raise KeyError(f"{name}: row {self.row} failed at {self.error.node}: {self.error.message}")
-        return self.outputs[name]
+        raise KeyError(_no_output(name, self.outputs))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: `{"row", "outputs", "error"}`, the last one only where there is one."""
         error = {} if self.error is None else {"error": {**self.error._asdict()}}
         return {"row": self.row, "outputs": dict(self.outputs), **error}
+
+
+def _no_output(name: str, names: Collection[str]) -> str:
+    return f"there is no output {name!r}; there are {', '.join(names)}"
 
 
 def result_of(done: RowDone) -> RowResult:
@@ -90,13 +97,17 @@ class RunResults(Sequence[RowResult]):
         counts: RunCounts,
         statistics: Mapping[str, Mapping[str, Any]] | None = None,
         explain: Callable[[], Explanation] | None = None,
+        *,
+        outputs: Collection[str],
     ):
+        """`outputs` are the names of those of the graph."""
         self._rows = sorted(rows, key=lambda row: row.row)
         self.counts = counts
         """What the run did."""
         self.statistics = statistics or {}
         """What it measured of its nodes, for the plans of later runs: `flow.run(rows, on, statistics=...)`."""
         self._explain = explain
+        self._outputs = outputs
 
     def explain(self) -> Explanation:
         """What the run was expected to do beside what it did: `print` it, or `.to_dict()`, `.mermaid()`, `.svg()`.
@@ -125,7 +136,9 @@ class RunResults(Sequence[RowResult]):
         return iter(self._rows)
 
     def column(self, name: str) -> list[Any]:
-        """An output of all rows; None where it failed."""
+        """An output of all rows; None where it failed. Raises `KeyError` for one that the graph does not have."""
+        if name not in self._outputs:
+            raise KeyError(_no_output(name, self._outputs))
         return [row.outputs.get(name) for row in self._rows]
 
     def __repr__(self) -> str:

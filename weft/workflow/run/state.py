@@ -24,12 +24,14 @@ from weft.workflow.graph.nodes import (
     count_nodes,
 )
 from weft.workflow.graph.values import RowError, plain
+from weft.workflow.run.allowance import RunAllowance
 from weft.workflow.run.bounds import EvaluationBudget, given_bytes
-from weft.workflow.run.calls import ModelAnswer, trace_of, value_of_answer
+from weft.workflow.run.calls import CallBound, ModelAnswer, trace_of, value_of_answer
 from weft.workflow.run.evaluation import Asked, Evaluation, site_of
 from weft.workflow.run.frames import OUTPUTS, BodyPlan, Frame, RowFailure
 from weft.workflow.run.instructions import (
     CallModel,
+    CountTokens,
     Instruction,
     RowDone,
     RunLimits,
@@ -45,13 +47,15 @@ MAX_PAUSE_S = 30.0
 class _Task:
     """What something outside works on, or will."""
 
-    __slots__ = ("attempts", "frame", "instruction", "node")
+    __slots__ = ("attempts", "bound", "frame", "instruction", "node")
 
     def __init__(self, frame: Frame, node: AnyNode, instruction: Instruction):
         self.frame = frame
         self.node = node
         self.instruction = instruction
         self.attempts = 0
+        self.bound: CallBound | None = None
+        """Of a call; None where it was not asked for."""
 
     @property
     def label(self) -> str:
@@ -85,7 +89,7 @@ class RunState(Evaluation):
         """Nodes of the graph, those of bodies included."""
         self._plan = BodyPlan(Body(nodes=graph.nodes, outputs=graph.outputs), None)
         self._order = order or row_by_row(graph)
-        self._limits = limits or RunLimits()
+        self._allowance = RunAllowance(limits or RunLimits(), counts.calls.calls)
         self._hints = hints
         self._rows: set[int] = set()
         self._unstarted: dict[int, Mapping[str, Any]] = {}
@@ -100,7 +104,6 @@ class RunState(Evaluation):
         self._equal: dict[str, list[TaskName]] = {}
         """Calls in flight by the key of their request; the first of each list is the one that is sent."""
         self._out: list[Instruction] = []
-        self._num_sent = counts.calls.calls
         self.on_settled: Callable[[int, str], None] = lambda row, node: None
         """Told each outer node of a row that has its value, or never will."""
         self.pins = counts.pins
@@ -117,16 +120,27 @@ class RunState(Evaluation):
         self._todo += Frame(self._plan, values, row).ask(OUTPUTS)
         self._work()
 
+    def counted(self, name: TaskName, bound: CallBound) -> None:
+        """The most tokens that a call may use are known."""
+        self._tasks[name].bound = bound
+        self._issue(name)
+
     def answered(self, name: TaskName, answer: ModelAnswer) -> None:
-        """A model answered a call, and with it those that are equal."""
+        """A model answered a call, and with it those that are equal. An answer that goes past the limit of tokens is
+        an error of theirs."""
+        self._allowance.end(name)
         label = self._tasks[name].label
         self._ledger.note(name.row, label, lambda counts: counts.plus(answer.usage, is_cached=answer.is_cached))
         self._ledger.trace(name.row, trace_of(name.path, label, answer))
+        exceeded = None if answer.is_cached else self._allowance.exceeded(self._ledger.num_tokens)
         call = self._tasks[name].instruction
         assert isinstance(call, CallModel)
         for each in self._with_equals(name):
             task = self._tasks.pop(each)
             assert isinstance(task.node, LlmNode)
+            if exceeded is not None:
+                self._settle(task.frame, task.node.id, RowFailure(each.path, exceeded))
+                continue
             try:
                 self._settle_given(each, task, value_of_answer(task.node, call.request, answer))
             except RowError as error:
@@ -141,6 +155,7 @@ class RunState(Evaluation):
     def failed(self, name: TaskName, error: Exception, now: float) -> None:
         """A task failed at `now`, in seconds. Overloads and deaths of engines are tried again after a pause that
         doubles, at most `retries` times; functions after any error, as their node says."""
+        self._allowance.end(name)
         task = self._tasks[name]
         if task.attempts < _retries(task.node, error):
             asked = error.retry_after_s if isinstance(error, WeftError) else None
@@ -177,15 +192,20 @@ class RunState(Evaluation):
         that can be evaluated must have been (`work`)."""
         calls: list[Instruction] = []
         while len(calls) < max_calls and self._ready:
-            _, name = heapq.heappop(self._ready)
-            limit = self._reached()
-            if limit is not None:
+            name, used = self._ready[0][1], self._ledger.num_tokens
+            bound = self._tasks[name].bound
+            try:
+                if not self._allowance.has_room(bound, used):
+                    break
+            except LimitExceeded as limit:
+                heapq.heappop(self._ready)
                 self._costs.spend(1)
                 self.failed(name, limit, 0.0)
                 if self._costs.is_turn_over:
                     break
                 continue
-            self._num_sent += 1
+            heapq.heappop(self._ready)
+            self._allowance.send(name, bound, used)
             self._unstarted.pop(name.row, None)
             calls.append(self._to_send(self._tasks[name]))
         others, self._out = self._out, []
@@ -234,9 +254,15 @@ class RunState(Evaluation):
         return bool(self._out)
 
     @property
-    def num_ready(self) -> int:
-        """Calls that could be sent now."""
-        return len(self._ready)
+    def has_next(self) -> bool:
+        """Whether `take(1)` would send a call, or refuse one: not where the next one waits for what calls in progress
+        leave of the limit."""
+        if not self._ready:
+            return False
+        try:
+            return self._allowance.has_room(self._tasks[self._ready[0][1]].bound, self._ledger.num_tokens)
+        except LimitExceeded:
+            return True
 
     def _to_send(self, task: _Task) -> CallModel:
         """A call with the hints that hold now; they are no part of what is known of the task."""
@@ -244,13 +270,6 @@ class RunState(Evaluation):
         assert isinstance(call, CallModel)
         fields, advice = self._hints(call.site)
         return call._replace(request=call.request._replace(hints=fields, advice=advice))
-
-    def _reached(self) -> LimitExceeded | None:
-        if self._limits.calls is not None and self._num_sent >= self._limits.calls:
-            return LimitExceeded(f"the run has made the {self._limits.calls:,} calls that it may make", "calls")
-        if self._limits.tokens is not None and self._ledger.num_tokens >= self._limits.tokens:
-            return LimitExceeded(f"the run has used the {self._limits.tokens:,} tokens that it may use", "tokens")
-        return None
 
     # ---- what evaluation asks for
 
@@ -267,10 +286,12 @@ class RunState(Evaluation):
 
     def _issue(self, name: TaskName) -> None:
         task = self._tasks[name]
-        if isinstance(task.instruction, CallModel):
-            heapq.heappush(self._ready, (self._rank(task), name))
-        else:
+        if not isinstance(task.instruction, CallModel):
             self._out.append(task.instruction)
+        elif self._allowance.counts_tokens and task.bound is None:
+            self._out.append(CountTokens(name, task.instruction.request))
+        else:
+            heapq.heappush(self._ready, (self._rank(task), name))
 
     def _rank(self, task: _Task) -> tuple[Any, ...]:
         site = task.site

@@ -13,7 +13,7 @@ from weft.abi.errors import Unsupported, WeftError
 from weft.programs.quota.limits import Limits
 from weft.workflow.graph.mistakes import Mistake
 from weft.workflow.graph.nodes import AnyNode, FunctionNode, ProgramNode
-from weft.workflow.run.driver import FUNCTION_TIMEOUT_S
+from weft.workflow.run.functions import FUNCTION_TIMEOUT_S
 from weft.workflow.run.instructions import CallFunction, RunProgram
 
 SOURCE_LIMITS = Limits(cpu_s=10.0, memory_bytes=64 << 20, wall_s=FUNCTION_TIMEOUT_S, tokens=0, children=0)

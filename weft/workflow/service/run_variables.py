@@ -22,7 +22,7 @@ from weft.store.workflow_variables import WorkflowVariableTable
 from weft.threads import FairThreads
 from weft.workflow.graph.schema_check import schema_mistake
 from weft.workflow.graph.values import TOO_DEEP, is_too_deep
-from weft.workflow.run.driver import MAX_VALUE_BYTES
+from weft.workflow.run.functions import MAX_VALUE_BYTES
 from weft.workflow.run.instructions import AwaitExternal, CallFunction, TaskName
 from weft.workflow.service.live_run import RunWait, WorkflowRun
 

@@ -18,20 +18,29 @@ from typing import Any, Self, TypedDict, Unpack, cast
 
 import httpx
 
-from weft.loop_thread import LoopThread
+from weft.loop_thread import LoopThread, shared_loop_thread
 from weft.workflow.actuals import RunCounts
 from weft.workflow.backend.openai import CONNECT_S, SILENCE_S, OpenAIBackend
 from weft.workflow.criteria import Criterion
 from weft.workflow.frontend.trace import FlowError, tracing, untraced
 from weft.workflow.graph.nodes import AnyNode
 from weft.workflow.graph.templates import Reference
+from weft.workflow.options import SESSION_OPTIONS, checked_options
 from weft.workflow.run.backend import ModelBackend
-from weft.workflow.run.driver import FUNCTION_TIMEOUT_S, Concurrency
+from weft.workflow.run.driver import Concurrency
+from weft.workflow.run.functions import FUNCTION_TIMEOUT_S
 from weft.workflow.run.instructions import RunLimits
 from weft.workflow.session.remote import RemoteSession, check_remote, has_sessions
 from weft.workflow.session.run import SessionRun
 from weft.workflow.session.trace import SessionTrace
-from weft.workflow.targets import RunOptions, Target, model_identity, opened_services, value_budget
+from weft.workflow.targets import (
+    RunOptions,
+    Target,
+    check_target,
+    model_identity,
+    opened_services,
+    value_budget,
+)
 
 _OF_CLIENTS = {"limits", "concurrency", "cache", "max_value_bytes"}
 """Options that only a session whose graph grows in the client has."""
@@ -114,11 +123,7 @@ class WorkflowSession:
     def __enter__(self) -> Self:
         """Open the session. Calls in this thread make nodes of it."""
         self._begin()
-        try:
-            untraced().run(self._thread.run, self._open())
-        except BaseException:
-            self._end()
-            raise
+        untraced().run(self._thread.run, self._open())
         self._opened()
         return self
 
@@ -128,19 +133,12 @@ class WorkflowSession:
         """Close the session: calls in progress are cancelled. Values that are there stay."""
         self._exits.close()
         self.is_open = False
-        try:
-            self._thread.run(self._close())
-        finally:
-            self._end()
+        self._thread.run(self._close())
 
     async def __aenter__(self) -> Self:
         """As `__enter__`, for asynchronous code: calls in this task, and in tasks that it starts, make nodes."""
         self._begin()
-        try:
-            await asyncio.wrap_future(untraced().run(self._thread.submit, self._open()))
-        except BaseException:
-            self._end()
-            raise
+        await asyncio.wrap_future(untraced().run(self._thread.submit, self._open()))
         self._opened()
         return self
 
@@ -150,15 +148,12 @@ class WorkflowSession:
         """As `__exit__`."""
         self._exits.close()
         self.is_open = False
-        try:
-            await asyncio.wrap_future(self._thread.submit(self._close()))
-        finally:
-            self._end()
+        await asyncio.wrap_future(self._thread.submit(self._close()))
 
     def _begin(self) -> None:
         if hasattr(self, "_run"):
             raise RuntimeError("a session is opened once: make another one")
-        self._thread = LoopThread() if isinstance(self._on, str) else self._on.workflow_host().thread
+        self._thread = shared_loop_thread() if isinstance(self._on, str) else self._on.workflow_host().thread
 
     async def _open(self) -> None:
         self._running = self._services()
@@ -170,10 +165,6 @@ class WorkflowSession:
 
     async def _close(self) -> None:
         await self._running.aclose()
-
-    def _end(self) -> None:
-        if isinstance(self._on, str):
-            self._thread.stop()
 
     async def _services(self) -> AsyncGenerator[SessionRun | RemoteSession, None]:
         """What runs the session, on its event loop, until the generator is closed."""
@@ -241,4 +232,6 @@ def session(on: Target, **options: Unpack[SessionOptions]) -> WorkflowSession:
 
     Leaving the block cancels the calls that are in progress: what is wanted is asked for within it, by `get` of a
     variable or `wait` of the session."""
-    return WorkflowSession(on, options)
+    check_target(on, takes_client=False)
+    checked = checked_options(options, SESSION_OPTIONS, "a session")
+    return WorkflowSession(on, cast(SessionOptions, checked))

@@ -25,8 +25,8 @@ from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import AnyNode, ExternalNode, FunctionNode, LlmNode, uses
 from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.values import RowError, fill_values
-from weft.workflow.run.driver import called_function, checked_value
 from weft.workflow.run.frames import RowFailure
+from weft.workflow.run.functions import called_function, checked_value
 from weft.workflow.run.value_errors import NodeFailed
 
 POLL_S = 30.0
@@ -278,9 +278,7 @@ class RemoteSession:
             return
         for tries in range(node.retries + 1):
             try:
-                value = checked_value(
-                    await called_function(self._functions, node.name or "", args, self._function_timeout_s)
-                )
+                value = await called_function(self._functions, node.name or "", args, self._function_timeout_s)
             except Exception as error:
                 if tries == node.retries:
                     self._errors[node.id] = NodeFailed.of(RowFailure(node.id, error))

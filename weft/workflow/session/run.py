@@ -19,8 +19,9 @@ from weft.workflow.graph.schema_check import schema_mistake
 from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.values import RowError
 from weft.workflow.run.bounds import EvaluationBudget
-from weft.workflow.run.driver import Concurrency, Driver, RunServices, Turn, checked_value, next_pass
+from weft.workflow.run.driver import Concurrency, Driver, RunServices, Turn, next_pass
 from weft.workflow.run.frames import RowFailure
+from weft.workflow.run.functions import checked_value
 from weft.workflow.run.growing import GrowingState
 from weft.workflow.run.instructions import AwaitExternal, RunLimits, Settled
 from weft.workflow.run.objectives import hints_of

@@ -150,8 +150,8 @@ class WitWorld(wit_world.WitWorld):
             LINK.channel.values["args"] = program.decode_args(text)
             loaded = marshal.loads(code.encode("latin-1")) if code else program.compiled(source, name)
             answer = "R" + loop.run_until_complete(program.run(loaded, text)).decode("latin-1")
-            # What it said last may be refused.
-            if LINK.channel._outbox:
+            # What it said last may be refused, and events may have come while it could not take them.
+            if LINK.channel._outbox or LINK._early:
                 LINK.channel.dispatch(LINK.exchange(0.0))
             LINK.channel.raise_failure()
         except BaseException as error:

@@ -1,0 +1,91 @@
+"""What a run may still use: calls and tokens. Owns what calls in progress may use at most, until they end.
+
+A limit of tokens is kept before it is reached: a call is sent when all that it may use fits beside all that the calls
+in progress may use. The run's ledger has what was used.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.abi.errors import LimitExceeded
+from weft.workflow.run.calls import COMPLETION, CallBound, ModelRequest
+from weft.workflow.run.instructions import RunLimits, TaskName
+
+_BYTES_PER_TOKEN = 4
+"""Of a prompt, where no tokenizer is known; as plans have it."""
+_COMPLETION_TOKENS = 16
+"""Of a plain completion that names no length, in OpenAI's API."""
+_PROMPT_FIELDS = ("messages", "prompt", "tools", "documents")
+
+
+class RunAllowance:
+    """The limits of one run, and the calls that it has sent."""
+
+    def __init__(self, limits: RunLimits, num_sent: int):
+        """`num_sent`: calls of the run before it was interrupted."""
+        self._limits = limits
+        self._num_sent = num_sent
+        self._reserved: dict[TaskName, int] = {}
+        """Tokens of calls in progress."""
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the bound of each call has to be known before it is sent."""
+        return self._limits.tokens is not None
+
+    def has_room(self, bound: CallBound | None, used_tokens: int) -> bool:
+        """Whether a call may be sent now; if not, calls in progress may leave room for it. Raises `LimitExceeded` where
+        the limit leaves none."""
+        limits = self._limits
+        if limits.calls is not None and self._num_sent >= limits.calls:
+            raise LimitExceeded(f"the run has made the {limits.calls:,} calls that it may make", "calls")
+        if limits.tokens is None:
+            return True
+        assert bound is not None
+        answer = 1 if bound.output_tokens is None else bound.output_tokens
+        least = bound.prompt_tokens + answer
+        if used_tokens + least > limits.tokens:
+            parts = f"{bound.prompt_tokens:,} for its prompt and {answer:,} for its answer, which max_tokens bounds"
+            raise self._used_up(limits.tokens, f"of them {used_tokens:,}, and this call may use {parts}")
+        return used_tokens + sum(self._reserved.values()) + least <= limits.tokens
+
+    def send(self, call: TaskName, bound: CallBound | None, used_tokens: int) -> None:
+        """A call that has room is sent. One whose answer has no bound may use all that is left."""
+        self._num_sent += 1
+        if self._limits.tokens is None or bound is None:
+            return
+        left = self._limits.tokens - used_tokens - sum(self._reserved.values())
+        self._reserved[call] = left if bound.output_tokens is None else bound.prompt_tokens + bound.output_tokens
+
+    def end(self, call: TaskName) -> None:
+        """A call was answered, or has failed."""
+        self._reserved.pop(call, None)
+
+    def exceeded(self, used_tokens: int) -> LimitExceeded | None:
+        """The error of an answer after which so many tokens are used, where it went past the limit: its prompt was
+        longer than counted, or nothing bounded it."""
+        most = self._limits.tokens
+        if most is None or used_tokens <= most:
+            return None
+        return self._used_up(most, f"with this answer {used_tokens:,}")
+
+    def _used_up(self, most: int, why: str) -> LimitExceeded:
+        return LimitExceeded(f"the run has used the {most:,} tokens that it may use ({why})", "tokens")
+
+
+def bound_of(request: ModelRequest, prompt_tokens: int | None, context: int | None = None) -> CallBound:
+    """The most that a request may use, with so many prompt tokens (None: one for four bytes), on a model with this
+    context."""
+    body = request.body
+    if prompt_tokens is None:
+        said = {name: body[name] for name in _PROMPT_FIELDS if body.get(name)}
+        prompt_tokens = -(-len(msgspec.json.encode(said)) // _BYTES_PER_TOKEN)
+    longest = body.get("max_completion_tokens")
+    if longest is None:
+        longest = body.get("max_tokens")
+    if longest is None and request.endpoint == COMPLETION:
+        longest = _COMPLETION_TOKENS
+    if longest is None and context is not None:
+        longest = max(context - prompt_tokens, 1)
+    return CallBound(prompt_tokens, longest)
