@@ -140,11 +140,11 @@ def play(
     options: dict[str, Any] = {"scale": scale, "cache": cache, "prompts": prompts}
     if contender.cache == "warm":
         earlier = work._replace(rows=tuple(map(_of_another_day, work.rows)))
-        cluster = _cluster_of(contender, device, settings, [[]] * num_engines)
+        cluster = cluster_of(contender, device, settings, [[]] * num_engines)
         _run(player_of(earlier, contender, device, settings, cluster, **options), cluster)
     rows_seen = _RowCount()
     digests = [StepDigest() for _ in range(num_engines)]
-    cluster = _cluster_of(contender, device, settings, [[digest, rows_seen] for digest in digests])
+    cluster = cluster_of(contender, device, settings, [[digest, rows_seen] for digest in digests])
     player = player_of(work, contender, device, settings, cluster, on_call=on_call, **options)
     seconds = _run(player, cluster)
     stats = [engine.scheduler.stats() for engine in cluster.engines]
@@ -165,7 +165,7 @@ def play(
     )
 
 
-def _cluster_of(
+def cluster_of(
     contender: Contender, device: Device, settings: SimulationSettings, observers: Sequence[Sequence[StepObserver]]
 ) -> SimulatedCluster:
     """An engine for each of `observers`."""

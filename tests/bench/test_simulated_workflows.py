@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from bench import simulated_workflows
@@ -17,11 +18,21 @@ from bench.simulations import Case, Simulations, Unknown
 from bench.workflows import applications as apps
 from bench.workflows import parrot, tokens
 from bench.workflows.floor import Floor, FloorEngines, floor_of
-from bench.workflows.played import CONTENDERS, PlayedRun, engine_settings, least, play, shrunk
+from bench.workflows.played import (
+    CONTENDERS,
+    PlayedRun,
+    cluster_of,
+    engine_settings,
+    least,
+    play,
+    player_of,
+    shrunk,
+)
 from bench.workflows.shapes import SHAPES, workload
 from weft.core.cost.model import StepShape
 from weft.sim.cluster import SimulatedCall, SimulatedCluster
 from weft.sim.devices import Device, find_device, linear_forward
+from weft.sim.workflow_run import SpelledPrompts
 from weft.worker.build import STEP_TOKENS
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.run.settings import NO_PLANS, PlanSettings
@@ -65,6 +76,32 @@ def test_equal_calls_are_made_once_by_who_merges() -> None:
 def test_one_row_after_the_other_is_slowest() -> None:
     one_by_one, _ = played("query-wise", "debate_mmlu")
     assert one_by_one.seconds > 2 * played("clients", "debate_mmlu")[0].seconds
+
+
+class OfOneRun(SpelledPrompts):
+    """Prompts that share nothing with those of other runs."""
+
+    def __init__(self, number: int):
+        super().__init__(names_roles=True)
+        self._first = chr(0x4E00 + number)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> str:
+        return self._first + super().chat(messages, request)[1:]
+
+
+def test_conversations_of_earlier_runs_take_no_room_from_those_in_progress() -> None:
+    setting, clients = Setting("debate_mmlu", False, engines=1, measured=True), CONTENDERS["clients"]
+    work = workload(setting.name, 8, 60, duplicates=False)
+    settings = setting.engine_settings(clients.policy)
+    floor = least(work, setting.device(), 1, settings, setting.prompts)
+    device = setting._replace(kv_tokens=floor.pool_tokens(1.25)).device()
+    cluster = cluster_of(clients, device, settings, [[]])
+    computed = [0]
+    for number in range(4):
+        player_of(work, clients, device, settings, cluster, prompts=OfOneRun(number)).begin()
+        cluster.run()
+        computed.append(cluster.engines[0].scheduler.stats().prefill_tokens)
+    assert (np.diff(computed) <= 1.01 * floor.minimum).all(), "the pool holds all of one run"
 
 
 @pytest.mark.parametrize("number", range(8))

@@ -63,7 +63,7 @@ class NodePlaces:
 
 
 def no_hints(site: CallSite) -> CallHints:
-    """Calls run as those of anybody."""
+    """Calls run as those of any client."""
     return CallHints()
 
 

@@ -118,8 +118,8 @@ class RunPins:
             pinned.num_kept = num_tokens
 
     def was_refused(self, prefix: KvPrefix, error: WeftError) -> list[KvPrefix]:
-        """An engine does not keep a prefix. Returns what is not wanted any more: all, where the engine keeps nothing of
-        anybody."""
+        """An engine does not keep a prefix. Returns what is not wanted any more: all, where the engine keeps
+        nothing."""
         self.counts = self.counts._replace(refused=self.counts.refused + 1, refusal=error.message)
         pinned = self._prefixes.get(prefix)
         if pinned is not None:

@@ -42,7 +42,7 @@ class RunView:
 
 
 def check_size(blob: bytes, most: int, name: str) -> None:
-    """Raise `InvalidRequest`, naming the field, for one that is longer than anybody needs."""
+    """Raise `InvalidRequest`, naming the field, for one that is longer than `most`."""
     if len(blob) > most:
         raise InvalidRequest(f"{name} has {len(blob)} bytes; at most {most} are taken at once", name)
 
