@@ -86,7 +86,8 @@ def _draw_row(
     weights = scratch[: len(logits)]
     np.subtract(logits, largest, out=weights)
     if temperature != 1:
-        np.divide(weights, temperature, out=weights)
+        with np.errstate(over="ignore"):  # -inf is below the floor as well
+            np.divide(weights, temperature, out=weights)
     kept = _largest(weights, _kth_largest(weights, top_k), top_k) if top_k else None
     # What is below the floor becomes exactly zero, and to what is well above it the subtraction makes no difference.
     np.maximum(weights, SMALLEST, out=weights)

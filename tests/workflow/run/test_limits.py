@@ -24,7 +24,7 @@ from weft.workflow.backend.openai import OpenAIBackend
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import BoundsCalls
-from weft.workflow.run.calls import CHAT, COMPLETION, CallBound, ModelAnswer, ModelRequest
+from weft.workflow.run.calls import CHAT, COMPLETION, AnswerRefused, CallBound, ModelAnswer, ModelRequest
 from weft.workflow.run.driver import Driver, RunServices
 from weft.workflow.run.instructions import CallModel, CountTokens, Instruction, RunLimits
 from weft.workflow.run.state import RunState
@@ -110,6 +110,14 @@ def test_a_call_that_failed_gives_back_what_it_might_have_used() -> None:
     assert not state.has_next
     state.failed(first.task, ValueError("no"), 0.0)
     assert state.has_next
+
+
+def test_tokens_of_an_answer_that_is_refused_are_used() -> None:
+    state = state_of(BOUNDED, 3, 100)
+    first, *_ = calls_of(state, CallBound(10, 20))
+    refused = ModelAnswer("{}", usage=CallUsage(10, 0, 90))
+    state.failed(first.task, AnswerRefused("the answer does not follow its schema", refused), 0.0)
+    assert (state.counts.calls.prompt_tokens, state.counts.calls.output_tokens) == (10, 90)
 
 
 def test_a_call_waits_for_what_is_in_progress_without_turning() -> None:

@@ -13,10 +13,9 @@ from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, Unsupported,
 from weft.workflow.backend.gathered import GatheredAnswer
 from weft.workflow.backend.token_parts import Ranges, parts_of, pieces_of
 from weft.workflow.graph.schema_check import schema_mistake, unchecked_keywords
-from weft.workflow.graph.values import RowError
 from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import CallProgress
-from weft.workflow.run.calls import CHAT, CallBound, ModelAnswer, ModelRequest
+from weft.workflow.run.calls import CHAT, AnswerRefused, CallBound, ModelAnswer, ModelRequest
 
 CONNECT_S = 10.0
 SILENCE_S = 600.0
@@ -50,7 +49,7 @@ class OpenAIBackend:
 
     async def complete(self, request: ModelRequest, started: CallProgress) -> ModelAnswer:
         """As `ModelBackend.complete`; the answer is streamed, because its first piece tells that it has begun. Raises
-        `RowError` for one that does not follow its schema."""
+        `AnswerRefused` for one that does not follow its schema."""
         model = request.body.get("model") or await self._only_model()
         fields = request.hinted if request.hints and await self._is_ours() else request.body
         body = {**fields, "model": model, "stream": True, "stream_options": {"include_usage": True}}
@@ -59,12 +58,12 @@ class OpenAIBackend:
             started()
             started.text(gathered.add(chunk))
         answer = gathered.answer()
-        await self._check_schema(body.get("response_format"), answer.text)
+        await self._check_schema(body.get("response_format"), answer)
         return answer
 
-    async def _check_schema(self, form: Any, text: str) -> None:
-        """Raise `RowError` for an answer that is JSON and does not follow the schema that was sent: some servers ignore
-        the field. Schemas with keywords that cannot be checked are not."""
+    async def _check_schema(self, form: Any, answer: ModelAnswer) -> None:
+        """Raise `AnswerRefused` for an answer that is JSON and does not follow the schema that was sent: some servers
+        ignore the field. Schemas with keywords that cannot be checked are not."""
         if not isinstance(form, Mapping) or form.get("type") != "json_schema":
             return
         asked = form["json_schema"]
@@ -72,14 +71,15 @@ class OpenAIBackend:
         if asked.get("strict") is False or unchecked_keywords(schema):
             return
         try:
-            value = msgspec.json.decode(text)
+            value = msgspec.json.decode(answer.text)
         except msgspec.DecodeError:
             return  # what it is instead is said where the value is read
         mistake = await asyncio.to_thread(schema_mistake, schema, value)
         if mistake is not None:
-            raise RowError(
+            raise AnswerRefused(
                 f"the answer does not follow its schema: {mistake}; {self._base} does not hold answers to "
-                "response_format, so describe the form in the prompt too"
+                "response_format, so describe the form in the prompt too",
+                answer,
             )
 
     async def split(self, text: str, ranges: Ranges) -> list[str]:

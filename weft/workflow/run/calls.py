@@ -58,6 +58,14 @@ class ModelAnswer(NamedTuple):
         return self._replace(usage=CallUsage(), is_cached=True, times=CallTimes())
 
 
+class AnswerRefused(RowError):
+    """A model has answered, and used tokens, but the answer cannot be taken."""
+
+    def __init__(self, message: str, answer: ModelAnswer):
+        super().__init__(message)
+        self.answer = answer
+
+
 class CallAdvice(NamedTuple):
     """What the plan knows of a call and no field of a request says. It changes nothing of the answer."""
 

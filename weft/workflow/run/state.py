@@ -26,7 +26,7 @@ from weft.workflow.graph.nodes import (
 from weft.workflow.graph.values import RowError, plain
 from weft.workflow.run.allowance import RunAllowance
 from weft.workflow.run.bounds import EvaluationBudget, given_bytes
-from weft.workflow.run.calls import CallBound, ModelAnswer, trace_of, value_of_answer
+from weft.workflow.run.calls import AnswerRefused, CallBound, ModelAnswer, trace_of, value_of_answer
 from weft.workflow.run.evaluation import Asked, Evaluation, site_of
 from weft.workflow.run.frames import OUTPUTS, BodyPlan, Frame, RowFailure
 from weft.workflow.run.instructions import (
@@ -157,6 +157,8 @@ class RunState(Evaluation):
         doubles, at most `retries` times; functions after any error, as their node says."""
         self._allowance.end(name)
         task = self._tasks[name]
+        if isinstance(error, AnswerRefused):
+            self._ledger.note(name.row, task.label, lambda counts: counts.plus(error.answer.usage, is_cached=False))
         if task.attempts < _retries(task.node, error):
             asked = error.retry_after_s if isinstance(error, WeftError) else None
             pause = min(FIRST_PAUSE_S * 2**task.attempts, MAX_PAUSE_S)
