@@ -226,23 +226,22 @@ CHAIN = 2_000
 """Forks of forks, more than Python's stack has frames."""
 
 
-def chain_of(sequence: LastingSequence) -> list[LastingSequence]:
-    """Forks, each of the one before it."""
-    chain = [sequence]
+async def waiting_chain(rt: Runtime, count: int) -> tuple[list[LastingSequence], TokenStream, list[int], TokenStream]:
+    """Forks, each of the one before it, behind an operation of the first that generates `count` tokens; that operation,
+    its first tokens, and one of the last fork."""
+    chain = [rt.open_lasting(CALLER)]
+    chain[0].append(pack_tokens([1, 2]))
+    stream = generate(chain[0], count, 1)
+    tokens = ids(await anext(stream))
     for _ in range(CHAIN):
         chain.append(chain[-1].fork())
-    return chain
+    return chain, stream, tokens, generate(chain[-1], 3, 5)
 
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_long_chain_of_forks_waits_for_an_operation_and_goes_on_behind_it(dies: bool) -> None:
     async def test(rt: Runtime, engine: KillableEngine) -> None:
-        sequence = rt.open_lasting(CALLER)
-        sequence.append(pack_tokens([1, 2]))
-        stream = generate(sequence, 20, 1)
-        tokens = ids(await anext(stream))
-        chain = chain_of(sequence)
-        of_last = generate(chain[-1], 3, 5)
+        chain, stream, tokens, of_last = await waiting_chain(rt, 20)
         if dies:
             await settle()
             engine.die()
@@ -258,16 +257,11 @@ def test_a_long_chain_of_forks_waits_for_an_operation_and_goes_on_behind_it(dies
 @pytest.mark.parametrize("is_absent", [False, True])
 def test_a_long_chain_of_forks_fails_with_the_operation_that_it_waits_for(is_absent: bool) -> None:
     async def test(rt: Runtime, engine: KillableEngine) -> None:
-        sequence = rt.open_lasting(CALLER)
-        sequence.append(pack_tokens([1, 2]))
-        stream = generate(sequence, 200, 1)
-        await anext(stream)
-        chain = chain_of(sequence)
-        of_last = generate(chain[-1], 3, 5)
+        chain, _, _, of_last = await waiting_chain(rt, 200)
         await settle()
         if is_absent:
             engine.die()
-        sequence.cancel()
+        chain[0].cancel()
         with pytest.raises(InvalidRequest, match="fork again"):
             await read(of_last)
         if is_absent:

@@ -204,6 +204,21 @@ def test_a_wait_ends_with_a_return_that_renders_the_answer_differently() -> None
     assert not waits_of(engine), "nothing waits for the rest of the answer any more"
 
 
+def test_a_turn_that_another_tenant_of_the_namespace_renders_differently_still_waits() -> None:
+    engine = Engine(num_pages=40)
+    engine.plain(1, [7] * 20)
+    [wait] = waits_of(engine)
+    engine.say(
+        wire.Open(seq=2, tenant="other", namespace=""),
+        wire.Append(seq=2, op=20, tokens=pack_tokens([7] * 20 + [8, 9])),
+        wire.Generate(seq=2, op=21, stop=StopParams(max_tokens=1)),
+    )
+    assert not engine.sequence(2).place.is_return
+    engine.run()
+    assert not wait.has_ended
+    assert wait.end is not None
+
+
 def test_equal_turns_wait_at_the_same_last_page() -> None:
     engine = Engine(num_pages=40)
     for seq in (1, 2, 3):

@@ -69,7 +69,9 @@ class IndexWriter:
         """The last page may change or go: sequences find it no longer. Idempotent."""
         table.node.open_tails.pop(table.seq, None)
 
-    def merge(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
+    def merge(
+        self, table: PageTable, tokens: array[int], num_written: int, now: float, fence: int | None = None
+    ) -> None:
         """Index what `commit` has left out because another sequence computed the same pages: the table, which is given
         up, gets their place in the index, and what follows them is indexed."""
         end = num_written // self._page_size
@@ -87,25 +89,27 @@ class IndexWriter:
             own = table.pages[start : start + count]
             if not node.on_device and any(self._tiers.node_of[page] is not None for page in own):
                 return
-            self._stand_at(table, node, now)
+            self._stand_at(table, node, now, fence)
 
-    def _stand_at(self, table: PageTable, node: Node, now: float) -> None:
+    def _stand_at(self, table: PageTable, node: Node, now: float, fence: int | None) -> None:
         """A table that is given up stands at `node`, a child of its own, whose pages have the tokens of its next ones:
-        these go, or are those of the node where only the host has it."""
+        these go, or are those of the node where only the host has it. `fence`: as for `KVCache.free`."""
         start = table.num_indexed
         own = table.pages[start : start + node.num_pages]
         self._tiers.lock(node)
-        self._tiers.unlock(table.node, now)
+        self._tiers.unlock(table.node, now, fence)
         if node.on_device:
             for page in own:
-                self._tiers.drop_ref(page, now)
+                self._tiers.drop_ref(page, now, fence)
         else:
             self._put_on_device(node, own)
         table.pages[start : start + node.num_pages] = node.pages
         table.node = node
         table.num_indexed += node.num_pages
 
-    def keep_tail(self, table: PageTable, tokens: array[int], num_written: int, now: float) -> None:
+    def keep_tail(
+        self, table: PageTable, tokens: array[int], num_written: int, now: float, fence: int | None = None
+    ) -> None:
         """Index the last page, which is not full, of a table that is given up."""
         whole = num_written // self._page_size
         rest = tokens[whole * self._page_size : num_written].tobytes()
@@ -115,7 +119,7 @@ class IndexWriter:
         if self._tiers.node_of[page] is not None:
             return
         if rest in node.children:
-            self._stand_at(table, node.children[rest], now)
+            self._stand_at(table, node.children[rest], now, fence)
             return
         tail = table.tree.add_child(node, rest, [page], node.last_used_s)
         tail.locks = 1  # the table's own; its ancestors count it already

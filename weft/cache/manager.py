@@ -296,9 +296,9 @@ class KVCache:
         self._writer.withdraw(table)
         self.commit(table, tokens, num_written, now)
         self._writer.unpublish_tail(table)
-        self._writer.merge(table, tokens, num_written, now)
+        self._writer.merge(table, tokens, num_written, now, fence)
         if wait is not None:
-            self._writer.keep_tail(table, tokens, num_written, now)
+            self._writer.keep_tail(table, tokens, num_written, now, fence)
         for page in table.pages[table.num_indexed :]:
             self.tiers.drop_ref(page, now, fence)
         if wait is not None:

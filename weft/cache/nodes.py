@@ -243,6 +243,14 @@ class Wait:
             self.end = None
 
 
+def children_first(node: Node) -> Iterator[Node]:
+    """The nodes of a subtree. Conversations may branch deeper than Python's stack."""
+    nodes = [node]
+    for one in nodes:
+        nodes += one.children.values()
+    return reversed(nodes)
+
+
 def waits_for(node: Node) -> Iterator[Wait]:
     """The waits for pages of a run that is a leaf on its tier: at its end, and below it, where parts are that only the
     host has. Of many parts some of the last that came."""

@@ -12,12 +12,12 @@ runs that only the host has. A host copy stays valid when its run comes back to 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from weft.cache.candidates import Candidates
 from weft.cache.copies import StepCopies
 from weft.cache.given_up import PER_PAGE, GivenUpPrefixes
-from weft.cache.nodes import Node, Wait, move_waits
+from weft.cache.nodes import Node, Wait, children_first, move_waits
 from weft.cache.pages import PagePool
 from weft.cache.radix import join_child
 from weft.cache.run_uses import Observe, RunUses
@@ -284,7 +284,7 @@ class TieredPages:
     def forget(self, node: Node, *, is_replaced: bool = False) -> None:
         """Drop an unlocked subtree from both tiers. What is replaced, by pages with the same tokens and more, is not
         given up."""
-        for one in _children_first(node):
+        for one in children_first(node):
             self._forget_leaf(one, is_replaced=is_replaced)
 
     def _forget_leaf(self, node: Node, *, is_replaced: bool = False) -> None:
@@ -324,7 +324,7 @@ class TieredPages:
 
     def _lose(self, node: Node) -> None:
         """Forget a subtree to make room, and count its pages."""
-        for one in _children_first(node):
+        for one in children_first(node):
             self.uses.moved(one, one.num_pages, "nowhere")
             self._forget_leaf(one)
 
@@ -493,11 +493,3 @@ class TieredPages:
     def _is_moving(self, node: Node) -> bool:
         """Whether a step that is not done copies the node to or from the host."""
         return self.copies.uses("host", node.copies[0])
-
-
-def _children_first(node: Node) -> Iterator[Node]:
-    """The nodes of a subtree. Conversations may branch deeper than Python's stack."""
-    nodes = [node]
-    for one in nodes:
-        nodes += one.children.values()
-    return reversed(nodes)

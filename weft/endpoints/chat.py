@@ -22,7 +22,7 @@ from weft.endpoints.models import ActiveModel, Models
 from weft.endpoints.observe import Observer
 from weft.endpoints.prompts import Fit, chat_prompt_of
 from weft.endpoints.record import Record
-from weft.endpoints.response_limit import check_response
+from weft.endpoints.response_limit import bounded_tokens
 from weft.endpoints.schemas.chat import ChatChoice, ChatRequest, ChatResponse
 from weft.endpoints.writers import ChatWriter, StreamEvents, streamed
 from weft.tokenizers import chats
@@ -53,7 +53,7 @@ async def create(
     record.mark("tokenized")
     form = plan.form(opened=prompt.opens_reasoning)
     args = _args(body, model, tokens, form, max_tokens, logprobs)
-    most_tokens = check_response(
+    most_tokens = bounded_tokens(
         model,
         [tokens],
         num_choices=num_beams(body),

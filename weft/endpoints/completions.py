@@ -20,7 +20,7 @@ from weft.endpoints.models import ActiveModel, Models
 from weft.endpoints.observe import Observer
 from weft.endpoints.prompts import Fit, as_prompts, tokenize
 from weft.endpoints.record import Record
-from weft.endpoints.response_limit import check_response
+from weft.endpoints.response_limit import bounded_tokens
 from weft.endpoints.schemas.common import MAX_CHOICES, PromptLogprobs
 from weft.endpoints.schemas.completion import (
     CompletionChoice,
@@ -48,7 +48,7 @@ async def create(
     packed = await tokenize(prompts, model.tokenizer, fit, add_special=body.add_special_tokens, tenant=record.tenant)
     record.mark("tokenized")
     args = _args(body, model, packed, constraint)
-    check_response(
+    bounded_tokens(
         model,
         packed,
         num_choices=num_beams(body),

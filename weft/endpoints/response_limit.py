@@ -13,7 +13,7 @@ from weft.core.ids import TOKEN_BYTES
 from weft.endpoints.models import ActiveModel
 
 
-def check_response(
+def bounded_tokens(
     model: ActiveModel,
     prompts: Sequence[bytes],
     *,

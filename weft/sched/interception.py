@@ -424,7 +424,7 @@ class Interception:
         if turn is not None:
             sequence.first_different = turn.first_different
             sequence.sources.continued = max(sequence.sources.continued, turn.num_tokens)
-            if not turn.wait.has_ended:
+            if not turn.wait.has_ended and turn.wait.tenant == sequence.tenant:
                 self._end_closed(turn.wait, sequence, arrival_s)
                 self._cache.retention.supersede(turn.wait, arrival_s)
 
