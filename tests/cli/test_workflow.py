@@ -135,7 +135,7 @@ def test_show_is_an_outline(weft, file):
         (("show", "missing.py"), "missing.py cannot be read"),
         (("show", "missing.json"), "missing.json cannot be read"),
         (("show", "BESIDE"), "has no flow"),
-        (("show", "BROKEN"), "cannot be executed: ZeroDivisionError"),
+        (("show", "BROKEN"), "broken.py:1: the file cannot be executed: ZeroDivisionError"),
         (("show", "NOTJSON"), "not JSON"),
     ],
 )
@@ -151,6 +151,26 @@ def test_mistakes_are_one_line(weft, file, tmp_path, arguments, message):
     assert names["ROWS"].read_text() == '{"topic": "x"}\n'
     assert not [*tmp_path.rglob("*.run"), *tmp_path.parent.glob(f"{tmp_path.name}.run")]
     assert message in " ".join(result.stderr.replace("│", " ").split())
+
+
+
+@pytest.mark.parametrize("command", [("show",), ("run", "--row", "topic=x"), ("explain", "--rows", "3")])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('if ops.llm(topic) == "yes":', "flow.py:6: this needs a comparison of a value"),
+        ('if ops.join("text", topic):', "flow.py:6: ops.join takes a list"),
+        ("if undefined:", "flow.py:6: the flow tell cannot be executed: NameError"),
+    ],
+)
+def test_mistakes_in_a_flow_are_one_line_that_names_theirs(weft, tmp_path, command, line, message):
+    (path := tmp_path / "flow.py").write_text(
+        f"import weft\nfrom weft import ops\n\n@weft.flow\ndef tell(topic):\n    {line}\n        pass\n    return topic\n"
+    )
+    result = weft("workflow", command[0], str(path), *command[1:])
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_explain_shows_the_plan_without_a_model(weft, file, tmp_path):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -321,12 +322,15 @@ def load_workflow(text: str) -> Workflow:
     if flow:
         if flow not in found:
             raise WeftError(f"{path} has no flow {flow!r}; it has {', '.join(found) or 'none'}")
-        return found[flow]
-    if len(found) != 1:
+    elif len(found) != 1:
         raise WeftError(
             f"{path} has the flows {', '.join(found)}: write {path}:NAME" if found else f"{path} has no flow"
         )
-    return next(iter(found.values()))
+    else:
+        flow = next(iter(found))
+    with _errors_of(path, f"the flow {flow}"):
+        found[flow].graph  # noqa: B018  Its function runs here, once.
+    return found[flow]
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -342,12 +346,27 @@ def _executed(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise WeftError(f"{path} cannot be read: there is no such file")
     sys.path.insert(0, str(path.resolve().parent))
-    try:
+    with _errors_of(path, "the file"):
         return runpy.run_path(str(path), run_name="__weft__")
+
+
+@contextmanager
+def _errors_of(path: Path, what: str) -> Iterator[None]:
+    """Raises `WeftError`, with the line, for every other exception of the code of a file."""
+    from weft.workflow.frontend.marks import NeedsValueError
+    from weft.workflow.frontend.trace import FlowError
+
+    try:
+        yield
     except WeftError:
         raise
     except Exception as error:
-        raise WeftError(f"{path} cannot be executed: {type(error).__name__}: {error}") from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        place = f"{path}:{lines[-1]}" if lines else str(path)
+        if isinstance(error, FlowError | NeedsValueError):
+            has_line = str(error).startswith(f"{path.name}:")
+            raise WeftError(str(error) if has_line else f"{place}: {error}") from error
+        raise WeftError(f"{place}: {what} cannot be executed: {type(error).__name__}: {error}") from error
 
 
 def _summarise(results: RunResults, seconds: float) -> None:
