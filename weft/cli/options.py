@@ -82,6 +82,12 @@ FLAGS: Mapping[str, Flag] = {
     "engine.performance_mode": Flag(
         ("--performance-mode",), str, "interactivity: short steps; throughput: longer steps on a CPU. (interactivity)"
     ),
+    "engine.intercept_policy": Flag(
+        ("--intercept-policy",),
+        str,
+        "Whose KV goes first when pages are needed: min_waste, lru, or another policy. (min_waste)",
+        "NAME",
+    ),
     "engine.prefix_cache": Flag(("--prefix-cache/--no-prefix-cache",), bool, "Reuse the KV of common prefixes. (on)"),
     "engine.threads": Flag(("--threads",), int, "CPU threads of kernels. (depends on the number of cores)"),
     "server.served_model_name": Flag(
