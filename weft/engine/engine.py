@@ -36,8 +36,8 @@ from weft.engine.costs import StepCosts
 from weft.engine.gather import Adaptive, Gather, Policy
 from weft.engine.grammar import Compiling, Encode, Grammars
 from weft.engine.grammar_text import MAX_JSON_STRING_CHARS
+from weft.engine.step_times import StepTimes
 from weft.engine.stop import StopMatcher
-from weft.metrics import BATCH_SIZE_BUCKETS, TOKEN_COUNT_BUCKETS, TOKEN_GAP_BUCKETS_S, Histogram
 from weft.sched.event_log import Events
 from weft.sched.in_flight import InFlight
 from weft.sched.policies import InterceptPolicy
@@ -118,11 +118,7 @@ class Engine:
         """The step on the device, when no step is being built."""
         self._waited_s = 0.0
         """Of the turn under way, how long it waited for the device."""
-        self._step_host_s = 0.0
-        self._objective_device_s: dict[str, float] = {}
-        self._step_time = Histogram(TOKEN_GAP_BUCKETS_S)
-        self._batch_size = Histogram(BATCH_SIZE_BUCKETS)
-        self._batch_tokens = Histogram(TOKEN_COUNT_BUCKETS)
+        self._times = StepTimes()
         self.info = EngineInfo(
             model=model,
             vocab_size=config.vocab_size,
@@ -231,7 +227,7 @@ class Engine:
             step_id = step.step_id
             did_something = launched is not None or previous is not None
         self.publish(step_id)
-        self._step_host_s += time.perf_counter() - began - self._waited_s
+        self._times.host_s += time.perf_counter() - began - self._waited_s
         return did_something
 
     def publish(self, step_id: int) -> None:
@@ -257,13 +253,7 @@ class Engine:
         """A frozen snapshot of the engine."""
         model = self.costs.model
         return msgspec.structs.replace(
-            self.scheduler.stats(),
-            step_device_s=self._step_time.total,
-            objective_device_s=dict(self._objective_device_s),
-            step_host_s=self._step_host_s,
-            step_time=self._step_time.snapshot(),
-            batch_size=self._batch_size.snapshot(),
-            batch_tokens=self._batch_tokens.snapshot(),
+            self._times.added_to(self.scheduler.stats()),
             waste=self._waste.total._asdict(),
             cost_ratio=None if model is None else self.costs.ratios.snapshot(),
             cost_factor=None if model is None else model.factor,
@@ -308,24 +298,12 @@ class Engine:
         if launched.is_guided:
             self.worker.bind(launched.handle, self._grammars.masks(launched.step, launched.flight))
 
-    def _count_objectives(self, flight: InFlight, device_s: float) -> None:
-        """Divide a step's time among the objectives of its query tokens."""
-        tokens, seconds = flight.objective_tokens, self._objective_device_s
-        others = flight.num_tokens - sum(tokens.values())
-        for objective, num_tokens in (("latency", others), *tokens.items()):
-            if num_tokens:
-                seconds[objective] = seconds.get(objective, 0.0) + device_s * num_tokens / flight.num_tokens
-
     def _update(self, launched: _Launched) -> None:
         """Wait for a step and take in its result."""
         began = time.perf_counter()
         result = launched.handle.wait()
         self._waited_s += time.perf_counter() - began
-        self._step_time.observe(result.device_s)
-        if launched.flight.objective_tokens:
-            self._count_objectives(launched.flight, result.device_s)
-        elif launched.flight.num_tokens:
-            self._objective_device_s["latency"] = self._objective_device_s.get("latency", 0.0) + result.device_s
+        self._times.finished(launched.flight, result.device_s)
         self._gather.stepped(result.device_s)
         self.costs.finished(result)
         self._waste.finished(result.step_id, result.device_s)
@@ -337,7 +315,4 @@ class Engine:
                 result.step_id,
                 self.info.model or "the model",
             )
-        if launched.flight.num_tokens:
-            self._batch_size.observe(launched.flight.num_rows)
-            self._batch_tokens.observe(launched.flight.num_tokens)
         self._note(events)
