@@ -1,6 +1,6 @@
 """vLLM on the CPU, in a process of its own: it brings versions of torch and transformers of its own.
 
-`WEFT_BENCH_VLLM_PYTHON` (or `--vllm-python`) names the interpreter of an environment that has it. Set here: bfloat16,
+`BENCH_VLLM_PYTHON` (or `--vllm-python`) names the interpreter of an environment that has it. Set here: bfloat16,
 the number of threads and the cores that they are bound to, a small pool of KV pages that fits all requests at once, no
 prefix cache. The server gets prefix caching and a pool of a given size instead. Everything else, compilation included,
 is vLLM's default; starting takes minutes.
@@ -19,7 +19,7 @@ from bench.peers.child import ChildPeer, script
 from weft.abi.errors import WeftError
 from weft.cli.bench.server import HOST, free_port, server_process
 
-PYTHON_VARIABLE = "WEFT_BENCH_VLLM_PYTHON"
+PYTHON_VARIABLE = "BENCH_VLLM_PYTHON"
 KV_GIB = 4
 SERVER_BLOCK = 32
 """Tokens of a KV block: the least that vLLM recommends on a CPU."""

@@ -18,6 +18,7 @@ from bench.peers.child import ChildError, ChildPeer
 from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_cpu, vllm_server
 from weft.abi.errors import WeftError
 from weft.cli import probe
+from weft.cli.settings import load
 from weft.models.random_checkpoints import write_tiny
 
 SCRIPT = str(Path(__file__).with_name("child_script.py"))
@@ -146,6 +147,10 @@ def test_vllm_without_its_python_is_not_installed(
         vllm_cpu(tmp_path, 1, {})
     with pytest.raises(ImportError, match=why), vllm_server(tmp_path, 1, 64, 64):
         pass
+
+
+def test_a_server_of_weft_starts_beside_the_python_of_vllm() -> None:
+    assert load(environment={PYTHON_VARIABLE: sys.executable}).config.engine.model == "weft-tiny"
 
 
 def test_an_engine_of_this_environment_in_a_process_of_its_own(tmp_path: Path) -> None:
