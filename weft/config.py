@@ -123,7 +123,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How `min_waste` estimates how long a wait will still take: from earlier waits of its kind, or as long again as it
     has taken."""
     return_order: Literal["fair", "arrival", "last"] = "fair"
-    """Place in the queue of a sequence that waited for something else than the device: before newcomers of its tenant,
+    """Place in the queue of a sequence that waited for something other than the device: before newcomers of its tenant,
     which pass after a bounded wait; by its first arrival, without a bound; last."""
     program_pages_fraction: float = 0.5
     """Share of the device pages that programs may hold explicitly, reservations and exports included."""

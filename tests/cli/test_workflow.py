@@ -77,11 +77,16 @@ def test_functions_import_what_is_beside_their_file(weft, tmp_path):
     assert lines(result.stdout)[0]["outputs"]["value"] == "THE SEA"
 
 
-def test_a_server_of_the_environment_gives_way_to_url(weft, file, monkeypatch):
-    monkeypatch.setenv("WEFT_URL", "http://127.0.0.1:9")
+def test_the_server_of_the_environment_runs_the_graph_unless_on_is_given(weft, file, monkeypatch):
+    row = ("workflow", "run", str(file), "--row", "topic=the sea")
     with running() as server:
-        result = weft("workflow", "run", str(file), "--row", "topic=the sea", "--url", server.url)
-        assert result.exit_code == 0, result.stderr
+        monkeypatch.setenv("WEFT_URL", server.url)
+        assert weft(*row).exit_code == 0
+        assert len(weft("workflow", "list").stdout.splitlines()) == 1 + 1
+        monkeypatch.setenv("WEFT_URL", "http://127.0.0.1:9")
+        assert weft(*row).exit_code == 1
+        assert weft(*row, "--on", server.url).exit_code == 0
+        assert weft(*row, "--url", server.url).exit_code == 0
 
 
 def test_json_is_a_workflow_too_and_runs_on_a_server(weft, file, tmp_path):
@@ -153,7 +158,6 @@ def test_mistakes_are_one_line(weft, file, tmp_path, arguments, message):
     assert message in " ".join(result.stderr.replace("│", " ").split())
 
 
-
 @pytest.mark.parametrize("command", [("show",), ("run", "--row", "topic=x"), ("explain", "--rows", "3")])
 @pytest.mark.parametrize(
     ("line", "message"),
@@ -164,9 +168,9 @@ def test_mistakes_are_one_line(weft, file, tmp_path, arguments, message):
     ],
 )
 def test_mistakes_in_a_flow_are_one_line_that_names_theirs(weft, tmp_path, command, line, message):
-    (path := tmp_path / "flow.py").write_text(
-        f"import weft\nfrom weft import ops\n\n@weft.flow\ndef tell(topic):\n    {line}\n        pass\n    return topic\n"
-    )
+    path = tmp_path / "flow.py"
+    head = "import weft\nfrom weft import ops\n\n@weft.flow\ndef tell(topic):"
+    path.write_text(f"{head}\n    {line}\n        pass\n    return topic\n")
     result = weft("workflow", command[0], str(path), *command[1:])
     assert result.exit_code == 1
     assert message in result.stderr

@@ -1,4 +1,4 @@
-"""Sequences that wait for something else than the device: where their KV is, and that nothing shows in their tokens."""
+"""Sequences that wait for something other than the device: where their KV is; nothing shows in their tokens."""
 
 from __future__ import annotations
 

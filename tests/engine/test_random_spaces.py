@@ -24,7 +24,7 @@ class Loop:
     tokens: list[int]
     waiting: int | None = None
     rests: int = 0
-    """Acts of others that it waits for something else than the device."""
+    """Acts of others that it waits for something other than the device."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Clients:
         loop.waiting = op
 
     def wait(self, loop: Loop) -> None:
-        """Wait for something else than the device, once its commands are done, most of the time for a while."""
+        """Wait for something other than the device, once its commands are done, most of the time for a while."""
         random = self.driver.random
         kind, expected_in_s = random.choice([("http", None), ("sleep", 0.4), ("message", None)])
         self.driver.send(wire.ExpectSpace(space=loop.space, kind=kind, expected_in_s=expected_in_s))

@@ -60,7 +60,7 @@ class PageProgram:
         self._stepped.say(command(space=self.space, op=self._stepped.number(), **fields))
 
     def wait(self, kind: str = "http", expected_in_s: float | None = None) -> None:
-        """Wait for something else than the device."""
+        """Wait for something other than the device."""
         self._stepped.say(wire.ExpectSpace(space=self.space, kind=kind, expected_in_s=expected_in_s))
 
     def feed(self, tokens: list[int]) -> int:

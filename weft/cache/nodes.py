@@ -1,7 +1,7 @@
 """What the prefix index consists of: `Node`, a run of pages, and what is attached to its end.
 
 Plain data: `weft.cache.radix` owns the shape of the tree, `weft.cache.tiers` the pages and locks. A *wait* says that a
-sequence, open or closed, waits for something else than the device and will need the KV up to the end of a node. Pages
+sequence, open or closed, waits for something other than the device and will need the KV up to the end of a node. Pages
 are given up from the end of a sequence: its wait then points to the last node that is left, and nowhere when none is.
 """
 

@@ -226,6 +226,7 @@ def described(result: Result) -> dict[str, Any]:
     usage = {
         "prompt_tokens": len(result.prompt_token_ids),
         "cached_tokens": result.num_cached_tokens,
+        "continued_tokens": result.num_continued_tokens,
         "host_tokens": result.num_host_tokens,
         "recomputed_tokens": result.num_recomputed_tokens,
         "new_tokens": result.num_new_tokens,

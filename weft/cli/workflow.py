@@ -31,7 +31,7 @@ HELP = """Run workflows: many calls of models that are known in advance.
 
 `run` runs one in this process (a model here, or any server with OpenAI's API: --on), or on a server of Weft (--url),
 where runs outlive this command: `list`, `show`, `results`, `resume` and `cancel` are about those. The server is --url,
-WEFT_URL, or http://127.0.0.1:8000."""
+WEFT_URL, or, but for `run`, http://127.0.0.1:8000."""
 
 EXAMPLES = """A workflow is a JSON file, or a Python file with a flow:
 
@@ -45,7 +45,7 @@ EXAMPLES = """A workflow is a JSON file, or a Python file with a flow:
 
   \u00a0\u00a0\u00a0\u00a0draft = ops.llm(f"Summarise: {text}", max_tokens=80)
 
-  \u00a0\u00a0\u00a0\u00a0return ops.llm([draft.chat, ops.user("Shorter.")], max_tokens=40)
+  \u00a0\u00a0\u00a0\u00a0return ops.llm(\\[draft.chat, ops.user("Shorter.")], max_tokens=40)
 
 Examples:
 
@@ -98,13 +98,13 @@ def run(
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option(
-            "--on", envvar="WEFT_URL", help="Send its calls to this server with OpenAI's API.", show_default=False
-        ),
+        typer.Option("--on", help="Send its calls to this server with OpenAI's API.", show_default=False),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option("--url", help="Run the graph itself on this server of Weft.", show_default=False),
+        typer.Option(
+            "--url", envvar="WEFT_URL", help="Run the graph itself on this server of Weft.", show_default=False
+        ),
     ] = None,
     background: Annotated[
         bool, typer.Option("--background", "-b", help="With --url: write the run's id and return.")
@@ -132,9 +132,9 @@ def run(
 ) -> None:
     """Run a workflow over rows; writes `{"row", "outputs", "error"}` for each as soon as it is there.
 
-    Without --on or --url the model is loaded into this process. With --url only functions of Python run here. Flows in
-    a Python file, and the functions they call, have all your permissions. Standard error gets bars and a summary. The
-    exit status is 1 if a row fails.
+    Without --on, --url or WEFT_URL the model is loaded into this process. With --url only functions of Python run here.
+    Flows in a Python file, and the functions they call, have all your permissions. Standard error gets bars and a
+    summary. The exit status is 1 if a row fails.
     """
     from weft.cli.workflow_text import TextDisplay
     from weft.workflow.frontend.rows import Rows
@@ -143,8 +143,10 @@ def run(
     if (rows is None) == (not row):
         raise typer.BadParameter("give either --rows FILE or --row NAME=VALUE")
     workflow = load_workflow(file)
-    if url is not None and on is not None and _is_flag(context, "on"):
-        raise typer.BadParameter("give either --on or --url: --on runs the graph here, --url on the server")
+    if url is not None and on is not None:
+        if _is_flag(context, "url"):
+            raise typer.BadParameter("give either --on or --url: --on runs the graph here, --url on the server")
+        url = None
     table = Rows(rows if rows is not None else [_only_row(row or [])])
     options: dict[str, Any] = {"limits": RunLimits(max_calls, max_tokens)} | ({"cache": cache} if cache else {})
     options |= {"max_run_bytes": _size(max_run_size)} if max_run_size else {}

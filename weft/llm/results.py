@@ -105,6 +105,11 @@ class Result:
         return self._prompt_usage.num_cached_tokens
 
     @property
+    def num_continued_tokens(self) -> int:
+        """Of the cached tokens, those of the finished turn that the prompt continues."""
+        return self._prompt_usage.num_continued_tokens
+
+    @property
     def num_host_tokens(self) -> int:
         """Of the cached tokens, those whose KV was brought from the host."""
         return self._prompt_usage.num_host_tokens

@@ -68,4 +68,4 @@ class InFlight:
     waits_for_pages: bool = False
     """Some sequence or space could not go on in this step, because pages were missing."""
     intercepted_tokens: int = 0
-    """With `waits_for_pages`: KV tokens on the device of sequences that wait for something else than the device."""
+    """With `waits_for_pages`: KV tokens on the device of sequences that wait for something other than the device."""

@@ -1,4 +1,4 @@
-"""`Interception`: sequences that wait for something else than the device, and what becomes of their KV.
+"""`Interception`: sequences that wait for something other than the device, and what becomes of their KV.
 
 A sequence is *intercepted* while it has nothing to do: its program waits for a tool, a message, a person; or it is the
 finished turn of a client that may send the next one. As long as pages are free it keeps its pages. When pages are
@@ -132,8 +132,8 @@ class Interception:
             self._rests, self._seen_changes = HORIZON_STEPS, tiers.candidates.num_changes
 
     def tokens_on_device(self) -> int:
-        """KV tokens on the device of sequences that wait for something else than the device. What several of them share
-        counts for each."""
+        """KV tokens on the device of sequences that wait for something other than the device. What several of them
+        share counts for each."""
         idle = SequenceState.IDLE
         pages = self._cache.tiers.candidates.awaited_pages()
         pages += sum([len(s.table.pages) for s in self._sequences.without_slot.values() if s.state is idle])

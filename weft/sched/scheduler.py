@@ -157,7 +157,7 @@ class Scheduler:
 
     @property
     def intercepted_tokens(self) -> int:
-        """KV tokens on the device of sequences that wait for something else than the device."""
+        """KV tokens on the device of sequences that wait for something other than the device."""
         return self._state.interception.tokens_on_device()
 
     @property

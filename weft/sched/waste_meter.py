@@ -3,7 +3,7 @@
 Waste is in token-seconds, the KV of one token held for one second, after the equations of APIServe (section 3),
 measured step by step:
 
-    preserve    KV on the device of sequences that wait for something else than the device
+    preserve    KV on the device of sequences that wait for something other than the device
     recompute   KV of a sequence while tokens of it are computed that were computed before
     swap        device pages that a step moves to or from the host
     stalled     KV of the other sequences of a step, for the time by which recomputation and swaps lengthen it
@@ -45,7 +45,7 @@ class StepKV(NamedTuple):
     """KV tokens on the device while a step runs."""
 
     intercepted: int = 0
-    """Of sequences that wait for something else than the device."""
+    """Of sequences that wait for something other than the device."""
     computing: int = 0
     """Of the sequences that the step computes something for."""
     recomputing: int = 0

@@ -40,7 +40,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SessionState = Literal["intercepted", "finished", "queued"]
-"""An open sequence that waits for something else than the device; a closed one that another may continue; one that has
+"""An open sequence that waits for something other than the device; a closed one that another may continue; one that has
 work and waits for the device."""
 
 

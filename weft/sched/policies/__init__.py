@@ -1,4 +1,4 @@
-"""Interception: whose KV goes while sequences wait for something else than the device.
+"""Interception: whose KV goes while sequences wait for something other than the device.
 
 `runs.py` says what a policy sees and answers; one file per policy. `waste.py` has the equations, `estimators.py` how
 long waits still take, `registry.py` the names.

@@ -1,4 +1,4 @@
-"""`SpaceWaits`: the pages of spaces while their programs wait for something else than the device.
+"""`SpaceWaits`: the pages of spaces while their programs wait for something other than the device.
 
 A program that waits needs its pages again, unchanged, and nothing can compute them. While there is room they stay as
 they are. When pages run short, its space *lends* them: from then on they are as the KV of any sequence that waits,

@@ -20,7 +20,7 @@ class SessionCard(msgspec.Struct, frozen=True, kw_only=True):
     state: Annotated[
         Literal["intercepted", "finished", "queued"],
         Meta(
-            description="`intercepted`: an open sequence of a program that waits for something else than the device; "
+            description="`intercepted`: an open sequence of a program that waits for something other than the device; "
             "`finished`: a turn that the next request may continue; `queued`: it has work and waits for its turn."
         ),
     ]

@@ -214,7 +214,7 @@ class PageCalls:
         self._listen(call, report, form.pack)
 
     def begin_wait(self, kind: WaitKind, expected_in_s: float | None) -> None:
-        """The program waits for something else than the device: others may use the memory of its pages."""
+        """The program waits for something other than the device: others may use the memory of its pages."""
         if self._space is not None:
             self._space.begin_wait(kind, expected_in_s)
 

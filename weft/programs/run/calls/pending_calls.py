@@ -103,7 +103,7 @@ class PendingCalls:
             raise Overloaded("calls of this program that are under way hold too much; wait for some of them")
 
     def waits(self, kind: WaitKind, expected_in_s: float | None = None) -> None:
-        """The program has begun to wait for something else than the device. Of several waits that begin together the
+        """The program has begun to wait for something other than the device. Of several waits that begin together the
         last counts, and a sleep after any other: it is a time limit on them."""
         if self.new_wait is None or kind is not WaitKind.SLEEP:
             self.new_wait = NewWait(kind, expected_in_s)

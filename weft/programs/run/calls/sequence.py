@@ -168,7 +168,7 @@ class SequenceCalls:
         known.sequence.expect(WaitKind(name), expected_in_s)
 
     def begin_wait(self, kind: WaitKind, expected_in_s: float | None) -> None:
-        """The program waits for something else than the device: tell the engine of each sequence that nothing runs on.
+        """The program waits for something other than the device: tell the engine of each sequence that nothing runs on.
         Of a program with many, of the newest."""
         for known in itertools.islice(reversed(self._open.values()), MAX_EXPECTED):
             known.sequence.begin_wait(kind, expected_in_s)
