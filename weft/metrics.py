@@ -133,14 +133,6 @@ class Histogram:
         """A frozen copy, as engines send it."""
         return HistogramSnapshot(self.bounds, list(self.counts), self.total)
 
-    def cumulative(self) -> list[int]:
-        """[len(bounds) + 1] cumulative observations; the last entry is the total."""
-        sums, running = [], 0
-        for count in self.counts:
-            running += count
-            sums.append(running)
-        return sums
-
 
 class ModelMetrics:
     """Metrics of one served model, measured in the front. Times are in seconds."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from weft.abi import errors
-from weft.core import step, wire
+from weft.core import wire
 from weft.core.cost.model import ForwardModel
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.sampling import SamplingParams, StopParams
@@ -148,47 +147,6 @@ def test_other_bytes_are_refused(data: bytes) -> None:
         wire.decode_commands(data)
     with pytest.raises(msgspec.MsgspecError):
         wire.decode_envelope(data)
-
-
-def test_steps_travel() -> None:
-    forward = step.ForwardBatch(
-        token_ids=np.array([1, -1], np.int32),
-        positions=np.array([0, 1], np.int32),
-        write_slots=np.array([16, 17], np.int32),
-        q_indptr=np.array([0, 2], np.int32),
-        kv_indptr=np.array([0, 1], np.int32),
-        kv_page_ids=np.array([1], np.int32),
-        kv_lens=np.array([2], np.int32),
-        visibility=np.array([0xFFFFFFFF], np.uint32),
-        mask_bits=np.array([1, 3], np.uint8),
-        causal=np.array([True]),
-    )
-    sampling = step.SamplingBatch(
-        rows=np.array([0], np.int32),
-        slots=np.array([3], np.int32),
-        uniforms=np.array([0.25]),
-        num_logprobs=np.array([-1], np.int32),
-        suppress_stop=np.array([False]),
-        late_mask=np.array([True]),
-    )
-    sent = step.Step(7, forward=forward, sampling=sampling, head=step.HeadBatch(np.array([2], np.int32)))
-    got = step.decode_step(step.encode(sent))
-    assert step.encode(got) == step.encode(sent)
-    assert got.forward is not None
-    assert got.forward.visibility is not None
-    assert got.forward.visibility.dtype == np.uint32
-    late = step.LateInputs(np.array([0], np.int32), np.array([[5]], np.uint32))
-    assert step.encode(step.decode_late(step.encode(late))) == step.encode(late)
-    result = step.StepResult(7, tokens=np.array([4], np.int32), hidden_sums=np.ones((1, 2), np.float32))
-    assert step.encode(step.decode_result(step.encode(result))) == step.encode(result)
-
-
-def test_steps_with_strange_arrays_are_refused() -> None:
-    data = msgspec.msgpack.encode({"step_id": 1, "swap_outs": ("|O8", (1,), b"\0" * 8)})
-    with pytest.raises(msgspec.ValidationError):
-        step.decode_step(data)
-    with pytest.raises(msgspec.ValidationError):
-        step.decode_step(msgspec.msgpack.encode({"step_id": 1, "swap_outs": ("<i4", (1000,), b"\0" * 8)}))
 
 
 def test_tokens_pack_and_unpack() -> None:

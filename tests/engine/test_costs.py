@@ -48,7 +48,7 @@ class TestEngine:
         assert stats.saturation_tokens == 77
         assert stats.cost_ratio is not None
         assert 0 < sum(stats.cost_ratio.counts) <= stats.steps
-        costs = engine.cost_model
+        costs = engine.costs.model
         assert costs is not None
         shape = StepShape.chunk(10, 30)
         assert costs.predict_forward_s(shape) == pytest.approx(3 * TRUE.predict_s(shape), rel=0.02)
@@ -58,7 +58,7 @@ class TestEngine:
     def test_without_a_profile_nothing_is_predicted(self) -> None:
         engine = self.drive(None).engine
         stats = engine.stats()
-        assert (engine.cost_model, stats.cost_ratio, stats.cost_factor) == (None, None, None)
+        assert (engine.costs.model, stats.cost_ratio, stats.cost_factor) == (None, None, None)
 
 
 class TestStepCosts:

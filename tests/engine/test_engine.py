@@ -10,6 +10,7 @@ from tests.engine.driver import Driver
 from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
+from weft.core.step import MAX_SCORE_ROWS
 from weft.testing.fake_worker import expected_tokens
 
 
@@ -135,6 +136,23 @@ def test_prompt_logprobs_come_in_chunks_and_name_every_token_but_the_first() -> 
     assert [score.logprob for score in scores[1:] if score] == [-float(token) for token in prompt[1:]]
     assert any(isinstance(event, wire.Finished) and event.op == 6 for event in driver.others)
     driver.send(wire.Release(seq=1))
+    driver.finish()
+
+
+def test_rows_of_log_probabilities_are_bounded_in_each_step() -> None:
+    driver = Driver(max_step_tokens=2048, num_device_pages=512, max_context=1024)
+    outputs = wire.PromptOutputs(logprobs=0)
+    for seq in (1, 2, 3):
+        tokens = pack_tokens([seq] * 400)
+        driver.send(wire.Open(seq=seq), wire.Append(seq=seq, op=seq + 5, tokens=tokens, outputs=outputs))
+    rows = []
+    launch = driver.worker.launch
+    driver.worker.launch = lambda step: rows.append(len(step.sampling.score_rows)) or launch(step)  # type: ignore
+    driver.run()
+    assert max(rows) <= MAX_SCORE_ROWS < sum(rows) == 3 * 399
+    ends = [event for event in driver.others if isinstance(event, wire.Finished)]
+    assert sorted(len(end.prompt_logprobs or ()) for end in ends) == [400] * 3
+    driver.send(*(wire.Release(seq=seq) for seq in (1, 2, 3)))
     driver.finish()
 
 

@@ -94,7 +94,7 @@ def test_the_distribution_is_the_models(run: Run, prompt: list[int]) -> None:
                 values, ids = expected[cut - 1].topk(50)
                 assert dist.ids == ids.tolist()
                 assert torch.allclose(torch.tensor(dist.logprobs, dtype=torch.float64), values, atol=1e-5)
-                again = (await seq.next_tokens(3)).dists
+                again = (await seq.append(b"", PromptOutputs(dist=3))).dists
                 assert again is not None
                 assert again.ids == dist.ids[:3]
 
@@ -202,7 +202,7 @@ def test_what_cannot_be_reported_is_refused(run: Run, prompt: list[int]) -> None
                     await seq.append(pack_tokens(prompt), PromptOutputs(dist=wrong))
         async with rt.open(Caller()) as seq:
             with pytest.raises(InvalidRequest, match="without tokens"):
-                await seq.next_tokens()
+                await seq.append(b"", PromptOutputs(dist=256))
         async with rt.open(Caller()) as seq:
             with pytest.raises(InvalidRequest):
                 await seq.append(b"", PromptOutputs(logprobs=1))

@@ -358,7 +358,7 @@ class Client:
         elif what < 0.6 and len(tokens) < 250:
             await self._generate(sequence, tokens)
         elif what < 0.7:
-            tokens_of = await self._tried(lambda: sequence.next_tokens(1))
+            tokens_of = await self._tried(lambda: sequence.append(b"", PromptOutputs(dist=1)))
             assert tokens_of.dists is not None
             assert list(tokens_of.dists.ids) == [most_likely(tokens, VOCAB)]
         elif what < 0.8:

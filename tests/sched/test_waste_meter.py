@@ -11,7 +11,7 @@ from tests.engine.test_interception import turn
 from weft.core.cost.model import CostModel, StepShape, SwapModel
 from weft.core.step import ForwardBatch, Step
 from weft.sched.in_flight import InFlight
-from weft.sched.waste_meter import CAUSES, StepKV, Waste, WasteMeter
+from weft.sched.waste_meter import StepKV, Waste, WasteMeter
 
 PAGE = 16
 
@@ -46,7 +46,7 @@ def count(costs: CostModel | None, done: Step, flight: InFlight, device_s: float
 
 
 def test_the_four_causes_of_a_step_that_has_all_of_them() -> None:
-    assert CAUSES == ("preserve", "recompute", "swap", "stalled")
+    assert Waste._fields == ("preserve", "recompute", "swap", "stalled")
     kv = StepKV(intercepted=1000, computing=650, recomputing=250, moved=3 * PAGE)
     # 0.5 s of recomputation stall the 400 tokens of the other sequence, 0.25 s of swaps all 650.
     assert kv.waste(2.0, 0.5, 0.25) == (2000.0, 500.0, 96.0, 0.5 * 400 + 0.25 * 650)
@@ -108,7 +108,7 @@ def test_intercepted_kv_is_wasted_while_a_sequence_waits_for_more_pages_than_it_
     driver.generate(running, 24, eos=False)
     for _ in range(4):
         driver.step()
-    assert waste(driver) == dict.fromkeys(CAUSES, 0.0), "it waits, and nothing else needs its pages"
+    assert waste(driver) == dict.fromkeys(Waste._fields, 0.0), "it waits, and nothing else needs its pages"
     # 13 pages run and 5 wait: neither the 6 that are free nor those together with them are enough for 15.
     blocked = driver.open([61] * 230, namespace="c")
     driver.generate(blocked, 1, eos=False)

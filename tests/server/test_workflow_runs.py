@@ -110,7 +110,7 @@ def test_calls_run_in_the_order_of_plans(client: httpx.Client, monkeypatch: pyte
     start(client, ASK)
     (planner,) = planners
     assert planner.failure is None
-    assert planner.num_plans > 0
+    assert planner.rounds.num_plans > 0
 
 
 def test_bodies_of_lines(client: httpx.Client) -> None:

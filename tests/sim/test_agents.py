@@ -94,7 +94,7 @@ def turn(session: int, begin_s: float, tokens: int, known: int, next_s: float = 
 def test_what_does_not_fit_is_computed_again() -> None:
     # Three sessions of 4 pages in a cache of 9: 3 of 12 pages go, of the one that returns last.
     trace = [turn(n, float(n), 64, 0, 10.0 + n) for n in (1, 2, 3)] + [turn(n, 10.0 + n, 64, 64) for n in (1, 2, 3)]
-    assert replay(trace, 12, 16, farthest_next_use) == (0, 192, 4)
+    assert replay(trace, 12, 16, farthest_next_use) == (0, 192)
     assert replay(trace, 9, 16, farthest_next_use).recomputed_tokens == 3 * 16
     # Least recently used gives up session 1, which makes 2 go when it returns, and so on.
     assert replay(trace, 9, 16, least_recently_used).recomputed_tokens > 3 * 16
@@ -111,7 +111,7 @@ def test_a_shared_prompt_is_kept_once() -> None:
 
 def test_running_turns_may_exceed_the_cache_and_leave_nothing_idle() -> None:
     trace = [turn(3, 0.0, 16, 0, 5.0), turn(1, 1.0, 64, 0), turn(2, 1.2, 64, 0), turn(3, 5.0, 16, 16)]
-    assert replay(trace, 7, 16, farthest_next_use) == (16, 0, 8)
+    assert replay(trace, 7, 16, farthest_next_use) == (16, 0)
 
 
 def _least(trace: Sequence[TimedTurn], num_pages: int) -> int:

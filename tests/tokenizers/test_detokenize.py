@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.tokenizers.conftest import END
 from weft.core.ids import unpack_tokens
-from weft.tokenizers.detokenize import IncrementalDetokenizer, text_offsets
+from weft.tokenizers.detokenize import IncrementalDetokenizer
 from weft.tokenizers.tokenizer import Tokenizer
 
 TOKENS = st.lists(st.integers(0, 620), max_size=40)
@@ -100,15 +100,3 @@ def test_leading_space_of_sentencepiece(sentencepiece: Tokenizer) -> None:
     assert IncrementalDetokenizer(sentencepiece).push(tokens) == "the weft"
     # After a prompt, the space is one between words.
     assert IncrementalDetokenizer(sentencepiece, continues=True).push(tokens) == " the weft"
-
-
-def test_offsets_are_where_tokens_begin(byte_level: Tokenizer) -> None:
-    tokens = ids_of(byte_level, "The weft, 😀!")
-    offsets = text_offsets(byte_level, tokens, start=5)
-    text = byte_level.decode(tokens)
-    assert offsets[0] == 5
-    assert offsets == sorted(offsets)
-    for token, offset in zip(tokens, offsets, strict=True):
-        piece = byte_level.bytes_of(token)
-        if piece.isascii():
-            assert text.startswith(piece.decode(), offset - 5)

@@ -8,11 +8,13 @@ import torch
 from tests.worker.step_help import forward, greedy, run, set_slots, step
 from weft.abi.errors import ConfigError
 from weft.config import EngineConfig
+from weft.core.step import MAX_SCORE_ROWS, Step
 from weft.kernels import dispatch
 from weft.models.random_checkpoints import FAMILIES, write_tiny
 from weft.models.registry import family_of
 from weft.worker import build
 from weft.worker.build import NUM_SAMPLE_SLOTS, build_worker, choose_device, graphs_missing
+from weft.worker.executor import TorchWorker
 from weft.worker.graphs import graph_bytes
 
 
@@ -41,6 +43,30 @@ def test_a_context_that_does_not_fit_is_cut_and_told(checkpoint: str, caplog: py
     worker.close()
     assert worker.spec.max_context == 32
     assert "max_context is 32 instead of" in caplog.text
+
+
+def test_the_largest_step_is_rehearsed_with_all_that_it_may_have(checkpoint: str, monkeypatch: pytest.MonkeyPatch):
+    """As on a CUDA device, on a CPU: 100 tokens where a sequence has at most 40."""
+    config = EngineConfig(
+        model=checkpoint, page_size=16, max_context=40, max_step_tokens=100, max_running=70, threads=1
+    )
+    loaded = build.load(config)
+    launched: list[Step] = []
+    real = TorchWorker.launch
+    monkeypatch.setattr(TorchWorker, "launch", lambda self, one: launched.append(one) or real(self, one))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 50_000_000)
+    needed = build._rehearse(loaded, config, torch.device("cpu"))
+    [one] = launched
+    assert one.forward is not None
+    assert one.sampling is not None
+    assert one.forward.kv_lens.tolist() == [40, 40, 20]
+    assert one.forward.kv_indptr.tolist() == [0, 3, 6, 8]  # pages of their own
+    assert len(one.sampling.slots) == 70 + NUM_SAMPLE_SLOTS
+    assert len(one.sampling.score_rows) == MAX_SCORE_ROWS
+    assert len(one.forward.output_tokens) == 100
+    assert needed == 50_000_000 - 1000 - 8 * loaded.model.kv_spec().bytes_per_page(16)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

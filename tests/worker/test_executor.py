@@ -15,7 +15,7 @@ from tests.worker.sampling_help import late_inputs, sampling_batch
 from tests.worker.step_help import dist, forward, greedy, ints, run, set_slots, step
 from weft.abi.errors import WeftError
 from weft.core.sampling import SamplingParams
-from weft.core.step import EmbedBatch, HeadBatch, LateInputs, Step, decode_step, encode
+from weft.core.step import EmbedBatch, HeadBatch, LateInputs, Step
 from weft.models.base import LanguageModel, lower
 from weft.worker.errors import StepError
 from weft.worker.executor import TorchWorker
@@ -95,14 +95,13 @@ def test_tokens_chain_on_the_device(worker: TorchWorker, model: LanguageModel):
         assert tokens[i] == oracle.draw(weights.tolist(), 0.37)
 
 
-def test_steps_survive_the_wire(worker: TorchWorker, model: LanguageModel):
+def test_rows_may_be_marked_as_causal(worker: TorchWorker, model: LanguageModel):
     one = step(
         slot_sets=set_slots(0),
         forward=forward([(PROMPT, 0, PAGES)], causal=np.array([True])),
         sampling=greedy([0], [0], num_logprobs=ints([2])),
     )
-    result = run(worker, decode_step(encode(one)))
-    assert result.tokens.tolist() == reference_greedy(model, PROMPT, 1)
+    assert run(worker, one).tokens.tolist() == reference_greedy(model, PROMPT, 1)
 
 
 def test_a_batch_gives_each_row_what_it_gives_alone(worker: TorchWorker, model: LanguageModel):

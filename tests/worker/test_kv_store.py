@@ -62,7 +62,7 @@ def test_random_movements(kernels: str):
         layer.copy_(torch.tensor(rng.normal(size=layer.shape)))
     expected = Expected(store)
     # The host pool starts out poisoned as well.
-    store._host.view(torch.float32).fill_(torch.nan)
+    store._host.pages.view(torch.float32).fill_(torch.nan)
     for _ in range(100):
         one = random_step(rng)
         store.move(one)

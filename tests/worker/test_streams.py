@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.worker.step_help import forward, ints, step
 from tests.worker.streams import Streams, streams
-from weft.abi.errors import WeftError
+from weft.abi.errors import ConfigError, WeftError
 from weft.kernels import dispatch
 from weft.models.base import KVSpec, LayerKV
-from weft.worker import host_link, transfer
+from weft.worker import host_link, kv_store, transfer
 from weft.worker.graphs_cuda import MIN_FREE_BYTES, CudaGraphs
 from weft.worker.host_link import CudaLink
 from weft.worker.kv_store import KVStore
@@ -73,7 +73,7 @@ def test_pages_cross_in_order(device: Streams, monkeypatch: pytest.MonkeyPatch, 
     """Whatever touches a buffer after something else that wrote it, or writes what something else read, comes after."""
     monkeypatch.setattr(host_link, "STAGING_BYTES", 2 * SPEC.bytes_per_page(PAGE))
     store, link = on_streams(monkeypatch)
-    named = {"host": store._host, "layer 0": store.layers[0], "layer 1": store.layers[1]}
+    named = {"host": store._host.pages, "layer 0": store.layers[0], "layer 1": store.layers[1]}
     named |= {f"staging {i}": link._next_staging().buffer for i in range(host_link.NUM_STAGING)}
     rng = np.random.default_rng(seed)
     watch = Watch(device, named)
@@ -101,7 +101,7 @@ def on_streams(monkeypatch: pytest.MonkeyPatch) -> tuple[KVStore, CudaLink]:
     """A store whose pages cross as they do on a CUDA device."""
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
     store = KVStore(SPEC, dispatch.select(prefer={"*": "reference"}), PAGE, 12, 12, torch.device("cpu"))
-    link = CudaLink([layer.view(12, -1).view(torch.uint8) for layer in store.layers], store._host)
+    link = CudaLink([layer.view(12, -1).view(torch.uint8) for layer in store.layers], store._host.pages)
     store._link = link
     return store, link
 
@@ -138,32 +138,66 @@ def test_results_leave_on_a_stream_of_their_own(device: Streams, monkeypatch: py
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append((tensor, stream)))
     kept: list[Any] = []
     beside = device.make()
-    packed = SimpleNamespace(device=SimpleNamespace(type="cuda"), shape=(2,))
     tokens = torch.tensor([5, 7])
     real = torch.cat
 
     def cat(parts: Any) -> Any:
-        found = real(parts)
         device.note("cat")
-        return Elsewhere(found)
-
-    class Elsewhere(torch.Tensor):
-        @staticmethod
-        def __new__(cls, value: torch.Tensor) -> Any:
-            return torch.Tensor._make_subclass(cls, value)
-
-        @property
-        def device(self) -> Any:  # type: ignore[override]
-            return packed.device
+        return real(parts)
 
     monkeypatch.setattr(torch, "cat", cat)
-    readback = transfer.Readback({"tokens": tokens}, beside)  # type: ignore[arg-type]
+    readback = transfer.Readback({"tokens": tokens}, torch.device("cuda"), beside)
     assert readback.done()
     assert readback.arrays()["tokens"].tolist() == [5, 7]
     assert beside.past == {0}  # the copy comes after the results
     assert device.current.past == {0}  # and nothing waits for the copy
     ((_, stream),) = kept
     assert stream is beside
+
+
+def test_a_step_without_results_is_waited_for(device: Streams):
+    beside = device.make()
+    device.note("a forward")
+    readback = transfer.Readback({}, torch.device("cuda"), beside)
+    assert readback._event is not None
+    assert readback._event.past == {0}
+    assert readback.arrays() == {}
+
+
+def test_a_step_without_a_forward_waits_for_what_it_moves_out(device: Streams, monkeypatch: pytest.MonkeyPatch):
+    store, _ = on_streams(monkeypatch)
+    watch = Watch(device, {"host": store._host.pages})
+    with watch:
+        store.move(step(swap_outs=ints([[1, 2]])))
+        last = len(device.done) - 1
+        assert last not in device.current.past
+        store.wait_for_link()
+    assert last in device.current.past
+
+
+def test_pinned_pages_are_pinned_as_many_as_there_are_and_given_up(monkeypatch: pytest.MonkeyPatch):
+    calls: list[tuple[str, int]] = []
+    register = SimpleNamespace(
+        cudaHostRegister=lambda place, size, flags: calls.append(("pin", size)) or result[0],
+        cudaHostUnregister=lambda place: calls.append(("unpin", place)) or 0,
+    )
+    result = [0]
+
+    def check(found: int) -> None:
+        if found:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: register)
+    monkeypatch.setattr(torch.cuda, "check_error", check)
+    pool = kv_store._HostPool(3, 40, pinned=True)
+    assert pool.pages.shape == (3, 40)
+    assert not pool.pages.any()
+    pool.close()
+    pool.close()
+    assert calls == [("pin", 120), ("unpin", pool.pages.data_ptr())]
+    result[0] = 2
+    with pytest.raises(ConfigError, match=r"no 0.00 GiB of pinned memory for 3 host pages .out of memory"):
+        kv_store._HostPool(3, 40, pinned=True)
 
 
 class FakeGraph:
@@ -190,6 +224,10 @@ def log(device: Streams, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (MIN_FREE_BYTES, 1))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(said))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("empty cache"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    end = lambda device, pool: said.append(f"end allocation of {pool} on {device}")  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
     return said
 
 
@@ -208,11 +246,23 @@ def test_a_capture_ends_whatever_its_body_does(log: list[str], broken: bool):
 
     with pytest.raises(ValueError, match="of the body"):
         CudaGraphs().capture(body)
-    assert log[-1] == "end"
+    assert log[-1] == ("end allocation of pool on 3" if broken else "end")
+
+
+def test_a_capture_that_cannot_end_leaves_the_allocator_as_it_was(log: list[str]):
+    with pytest.raises(RuntimeError, match="was invalidated"):
+        CudaGraphs().capture(lambda: log.append("broken"))
+    assert log[-2:] == ["end", "end allocation of pool on 3"]
+
+
+def test_memory_that_torch_keeps_is_no_reason_not_to_capture(log: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (MIN_FREE_BYTES if "empty cache" in log else 0, 1))
+    CudaGraphs().capture(lambda: log.append("body"))
+    assert log == ["empty cache", "begin pool thread_local", "body", "end"]
 
 
 def test_no_capture_where_memory_is_short(log: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (MIN_FREE_BYTES - 1, 1))
     with pytest.raises(WeftError, match="255 MiB of device memory are free, 256 are needed"):
         CudaGraphs().capture(lambda: log.append("body"))
-    assert log == []
+    assert log == ["empty cache"]

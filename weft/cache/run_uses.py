@@ -1,4 +1,4 @@
-"""`RunUses`: how long runs of pages were of no use before they were found again or given up, and where those went that
+"""`RunUses`: how long runs of pages were unused before they were found again or given up, and where those went that
 were given up.
 
 A policy's estimator learns from the first (`Observe`), metrics tell the second. Knows nodes, and neither pools nor
@@ -17,7 +17,7 @@ from weft.core.waits import label_of
 
 
 class Observe(Protocol):
-    """Told for how long a run was of no use before it was found, or was given up."""
+    """Told for how long a run was unused before it was found, or was given up."""
 
     def __call__(self, tenant: str, kind: str, seconds: float, was_used: bool, since_s: float = math.nan) -> None:
         """`since_s`: when the wait of a client began that goes on; nan: nothing waits for the run."""

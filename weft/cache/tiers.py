@@ -150,7 +150,7 @@ class TieredPages:
 
     def rank_by(self, rank: Ranker, num_private: Callable[[], Mapping[str, int]], observe: Observe) -> None:
         """Give runs up in another order from now on. `num_private` says how many device pages outside of the prefix
-        index the sequences of each tenant have. `observe` is told for how long runs were of no use."""
+        index the sequences of each tenant have. `observe` is told for how long runs were unused."""
         self.candidates.rank = self.host_candidates.rank = rank
         self.uses.observe = observe
 

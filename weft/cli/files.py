@@ -1,4 +1,4 @@
-"""Writing of result files that keeps the old content if it fails."""
+"""Reading of programs, and writing of result files that keeps the old content if it fails."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import shutil
 from pathlib import Path
 
 from weft.abi.errors import WeftError
+
+
+def read_file(file: Path) -> bytes:
+    """Return the content of a file. Raises `WeftError`."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise WeftError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def write_file(file: Path, text: str) -> None:

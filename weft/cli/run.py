@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.abi.errors import WeftError
+from weft.cli.files import read_file
 from weft.cli.options import ENGINE_KEYS, takes_settings
 from weft.cli.run_values import EXIT_FAILED, ApiKey, Arg, AsJson, Limit, Network, Screen, Send, arguments, limits
 from weft.cli.run_values import value_of as value
@@ -82,7 +82,7 @@ def run(
     args = arguments(words or [], arg or [])
     messages = [value(text) for text in send or []]
     asked = limits(limit or [], network or [])
-    content = read_program(file)
+    content = read_file(file)
     screen = Screen(as_json=as_json, no_arguments=args is None)
     if url is not None:
         refuse_flags_of_engines(settings)
@@ -113,11 +113,3 @@ def refuse_flags_of_engines(settings: Settings) -> None:
         raise typer.BadParameter(
             f"{flags[0].removeprefix('flag ')} configures an engine in this process; omit it or --url"
         )
-
-
-def read_program(file: Path) -> bytes:
-    """Return the content of the file. Raises `WeftError`."""
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise WeftError(f"{file} cannot be read: {error.strerror}") from error

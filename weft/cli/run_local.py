@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from weft.abi.errors import InvalidRequest, RunCancelled, UnknownProgram, WeftError
+from weft.abi.errors import InvalidRequest, RunCancelled, UnknownProgram
+from weft.cli.files import read_file
 from weft.cli.loading import loading_progress
 from weft.cli.run_values import Screen
 from weft.client.values import LogEntry, RunError
@@ -187,11 +188,7 @@ def _parts(model: ProgramModel, config: ProgramsConfig, spec: RunSpec, folder: P
             raise UnknownProgram(
                 f"there is no program {reference[:80]!r}: no file {file.name} beside this one", "program"
             )
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise WeftError(f"{file} cannot be read: {error.strerror}") from error
-        code = checked_code(content, "python", Quota(), str(file))
+        code = checked_code(read_file(file), "python", Quota(), str(file))
         await asyncio.to_thread(check_now, code)
         return msgspec.structs.replace(code, trusted=spec.trusted)
 

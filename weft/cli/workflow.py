@@ -144,7 +144,7 @@ def run(
         raise typer.BadParameter("give either --rows FILE or --row NAME=VALUE")
     workflow = load_workflow(file)
     if url is not None and on is not None:
-        if _is_flag(context, "url"):
+        if _is_url_flag(context):
             raise typer.BadParameter("give either --on or --url: --on runs the graph here, --url on the server")
         url = None
     table = Rows(rows if rows is not None else [_only_row(row or [])])
@@ -192,9 +192,9 @@ def run(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _is_flag(context: typer.Context, name: str) -> bool:
-    """Whether a value was given on the command line; otherwise it is that of the environment."""
-    source = context.get_parameter_source(name)
+def _is_url_flag(context: typer.Context) -> bool:
+    """Whether the URL was given on the command line; otherwise it is that of the environment."""
+    source = context.get_parameter_source("url")
     return source is not None and source.name == "COMMANDLINE"
 
 

@@ -84,7 +84,7 @@ class AsyncPrograms:
 
     async def list(self) -> protocol.Programs:
         """Return all programs of the tenant in alphabetical order."""
-        return protocol.programs_in(await self._client.call(protocol.program_call("GET")))
+        return protocol.listed(await self._client.call(protocol.program_call("GET")), protocol.Programs)
 
     async def get(self, program: str) -> Program:
         """Return a program by its name, `name@hash` or hash. Raises `ServerError`."""
@@ -125,7 +125,7 @@ class AsyncRuns:
 
     async def list(self) -> protocol.Runs:
         """Return the runs of the tenant, newest first, without their results."""
-        return protocol.runs_in(await self._client.call(protocol.run_call("GET")))
+        return protocol.listed(await self._client.call(protocol.run_call("GET")), protocol.Runs)
 
     async def get(self, run_id: str) -> Run:
         """Return a run, with its result if it has finished. Raises `ServerError`."""
@@ -141,7 +141,7 @@ class AsyncRuns:
 
     async def logs(self, run_id: str) -> protocol.LogEntries:
         """Return the lines of a run's log that are kept."""
-        return protocol.logs_in(await self._client.call(protocol.run_call("GET", run_id, "logs")))
+        return protocol.listed(await self._client.call(protocol.run_call("GET", run_id, "logs")), protocol.LogEntries)
 
     async def send(self, run_id: str, message: Any) -> Run:
         """Send a message to a run. Raises `ServerError`."""

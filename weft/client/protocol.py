@@ -136,19 +136,9 @@ def parsed(body: bytes, kind: type[T]) -> T:
         raise ClientError(f"the answer cannot be read, is this a server of Weft? {error}") from error
 
 
-def programs_in(body: bytes) -> list[Program]:
-    """Decode the programs of a list. Raises `ClientError`."""
-    return parsed(bytes(parsed(body, Listed).data), list[Program])
-
-
-def runs_in(body: bytes) -> list[Run]:
-    """Decode the runs of a list. Raises `ClientError`."""
-    return parsed(bytes(parsed(body, Listed).data), list[Run])
-
-
-def logs_in(body: bytes) -> list[LogEntry]:
-    """Decode the lines of a log. Raises `ClientError`."""
-    return parsed(bytes(parsed(body, Listed).data), list[LogEntry])
+def listed(body: bytes, kind: type[T]) -> T:
+    """Decode the items of a list as `kind`, such as `Programs`. Raises `ClientError`."""
+    return parsed(bytes(parsed(body, Listed).data), kind)
 
 
 def finished(run: Run) -> Run:

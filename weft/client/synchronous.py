@@ -89,7 +89,7 @@ class Programs:
 
     def list(self) -> protocol.Programs:
         """Return all programs of the tenant in alphabetical order."""
-        return protocol.programs_in(self._client.call(protocol.program_call("GET")))
+        return protocol.listed(self._client.call(protocol.program_call("GET")), protocol.Programs)
 
     def get(self, program: str) -> Program:
         """Return a program by its name, `name@hash` or hash. Raises `ServerError`."""
@@ -126,7 +126,7 @@ class Runs:
 
     def list(self) -> protocol.Runs:
         """Return the runs of the tenant, newest first, without their results."""
-        return protocol.runs_in(self._client.call(protocol.run_call("GET")))
+        return protocol.listed(self._client.call(protocol.run_call("GET")), protocol.Runs)
 
     def get(self, run_id: str) -> Run:
         """Return a run, with its result if it has finished. Raises `ServerError`."""
@@ -142,7 +142,7 @@ class Runs:
 
     def logs(self, run_id: str) -> protocol.LogEntries:
         """Return the lines of a run's log that are kept."""
-        return protocol.logs_in(self._client.call(protocol.run_call("GET", run_id, "logs")))
+        return protocol.listed(self._client.call(protocol.run_call("GET", run_id, "logs")), protocol.LogEntries)
 
     def send(self, run_id: str, message: Any) -> Run:
         """Send a message to a run. Raises `ServerError`."""

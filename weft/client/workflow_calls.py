@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from weft.client.errors import ClientError
-from weft.client.protocol import ApiCall, Listed, event_data, parsed
+from weft.client.protocol import ApiCall, event_data, parsed
 from weft.client.workflow_values import StoredGraph, WorkflowRunEvent
 
 LINES = {"content-type": "application/jsonl"}
@@ -60,11 +60,6 @@ def set_variable(variable_id: str, value: Any, error: str | None, kind: str | No
     """Give a variable its value, or an error instead."""
     failed = {"error": error} | ({"kind": kind} if kind is not None else {})
     return ApiCall("PUT", f"/v1/variables/{quote(variable_id)}", json={"value": value} if error is None else failed)
-
-
-def graphs_in(body: bytes) -> list[StoredGraph]:
-    """Decode the workflows of a list. Raises `ClientError`."""
-    return parsed(bytes(parsed(body, Listed).data), list[StoredGraph])
 
 
 class EventLines:

@@ -46,7 +46,7 @@ class Workflows:
 
     def list(self) -> workflow_calls.Graphs:
         """Return all workflows of the tenant, oldest first, without their graphs."""
-        return workflow_calls.graphs_in(self._client.call(workflow_calls.workflow_call("GET")))
+        return protocol.listed(self._client.call(workflow_calls.workflow_call("GET")), workflow_calls.Graphs)
 
     def get(self, workflow: str) -> StoredGraph:
         """Return a workflow by its id, or the first eight characters or more of it. Raises `ServerError`."""
@@ -115,7 +115,7 @@ class AsyncWorkflows:
 
     async def list(self) -> workflow_calls.Graphs:
         """Return all workflows of the tenant, oldest first, without their graphs."""
-        return workflow_calls.graphs_in(await self._client.call(workflow_calls.workflow_call("GET")))
+        return protocol.listed(await self._client.call(workflow_calls.workflow_call("GET")), workflow_calls.Graphs)
 
     async def get(self, workflow: str) -> StoredGraph:
         """Return a workflow by its id, or the first eight characters or more of it. Raises `ServerError`."""

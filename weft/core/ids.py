@@ -1,4 +1,4 @@
-"""Names for integers, and token ids as packed bytes.
+"""Token ids as packed bytes.
 
 Token ids cross sockets and index structures as little-endian int32 bytes: a 140,000-token prompt is one memory copy,
 and equal prefixes are equal bytes.
@@ -9,16 +9,6 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
-from typing import NewType
-
-SeqId = NewType("SeqId", int)
-"""A sequence inside one engine. Never reused while the engine lives."""
-OpId = NewType("OpId", int)
-"""An operation of one client (an append, a generate). Chosen by the client, unique to it."""
-PageId = NewType("PageId", int)
-"""A page of a tier's pool."""
-StepId = NewType("StepId", int)
-"""A step of an engine, counted from 1."""
 
 TOKEN_BYTES = 4
 

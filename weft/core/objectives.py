@@ -12,13 +12,6 @@ from weft.abi.errors import InvalidRequest
 
 Objective = Literal["latency", "ttft", "throughput", "deadline", "batch"]
 
-MEANINGS: dict[Objective, str] = {
-    "latency": "each of its tokens, and its end, as early as possible",
-    "ttft": "its first token as early as possible: its prompt comes before all others",
-    "throughput": "many sequences together done early, none by itself",
-    "deadline": "done before `deadline_s`: as `throughput` while there is time, as `latency` from then on",
-    "batch": "done at some time: after `throughput`",
-}
 OBJECTIVES = get_args(Objective)
 BACKGROUND: frozenset[Objective] = frozenset({"throughput", "deadline", "batch"})
 """Those that give way to the others, `deadline` as long as it has slack."""

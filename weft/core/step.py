@@ -1,7 +1,7 @@
 """A step: everything one launch on the device does, as data.
 
 The scheduler writes steps, workers carry them out, and several workers may receive the same one, so a step holds only
-numbers and serialises with msgspec. The order of effects inside a step is fixed:
+numbers. The order of effects inside a step is fixed:
 
     swap_outs, page_copies, token_copies, swap_ins, slot_sets, embed, forward, head, sampling
 
@@ -17,7 +17,7 @@ O output rows, S samplers, V vocabulary, P page size. Indices are int32, -1 mean
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -35,6 +35,9 @@ Bool = npt.NDArray[np.bool_]
 
 MAX_PAGE_SIZE = 32
 """A visibility word has one bit per token of a page and is 32 bits wide."""
+MAX_SCORE_ROWS = 512
+"""Output rows of one step for log-probabilities of prompts, which bounds their memory: over a vocabulary of 152,000
+tokens 0.3 GB in float32, beside those in the model's dtype."""
 
 
 NO_INTS: I32 = np.empty(0, np.int32)
@@ -270,45 +273,3 @@ class StepHandle(Protocol):
     def wait(self) -> StepResult:
         """Block until the step is complete. Raises what the worker raised. May be called again."""
         ...
-
-
-def encode(value: Any) -> bytes:
-    """A `Step`, `LateInputs` or `StepResult` as msgpack; arrays travel as (dtype, shape, bytes)."""
-    return _encoder.encode(value)
-
-
-def decode_step(data: bytes) -> Step:
-    """The inverse of `encode` for a `Step`. Raises `msgspec.ValidationError` for anything else."""
-    return _step_decoder.decode(data)
-
-
-def decode_result(data: bytes) -> StepResult:
-    """The inverse of `encode` for a `StepResult`."""
-    return _result_decoder.decode(data)
-
-
-def decode_late(data: bytes) -> LateInputs:
-    """The inverse of `encode` for `LateInputs`."""
-    return _late_decoder.decode(data)
-
-
-def _enc_hook(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return (value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
-    raise NotImplementedError(f"a step cannot carry {type(value).__name__}")
-
-
-_DTYPES = {np.dtype(t).str for t in (np.int32, np.uint32, np.float64, np.float32, np.bool_, np.uint8)}
-
-
-def _dec_hook(kind: Any, value: Any) -> Any:
-    dtype, shape, data = value
-    if dtype not in _DTYPES:
-        raise ValueError(f"a step cannot carry arrays of {dtype!r}")
-    return np.frombuffer(data, dtype).reshape(shape)
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
-_step_decoder = msgspec.msgpack.Decoder(Step, dec_hook=_dec_hook)
-_result_decoder = msgspec.msgpack.Decoder(StepResult, dec_hook=_dec_hook)
-_late_decoder = msgspec.msgpack.Decoder(LateInputs, dec_hook=_dec_hook)

@@ -23,11 +23,6 @@ class Connection:
         self._on_envelope = on_envelope
         self._dealer = Dealer(address, self._read)
 
-    @property
-    def last_heard_s(self) -> float:
-        """When the engine last said something, on the event loop's clock."""
-        return self._dealer.last_heard_s
-
     def send(self, commands: list[Command]) -> None:
         """Send one message. Never blocks; does nothing once closed."""
         self._dealer.send(encode_commands(commands))

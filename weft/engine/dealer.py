@@ -44,8 +44,6 @@ class Dealer:
         self._fd = int(self._socket.get(zmq.FD))
         self._loop.add_reader(self._fd, self._readable)
         self._loop.call_soon(self._readable)  # the edge of what came before is never seen
-        self.last_heard_s = self._loop.time()
-        """When the other end last said something, on the event loop's clock."""
 
     def send(self, data: bytes) -> None:
         """Send one message. Never blocks: zmq queues it until the other end listens. Does nothing once closed."""
@@ -71,7 +69,6 @@ class Dealer:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self.last_heard_s = self._loop.time()
             try:
                 self._on_data(data)
             except BaseException:

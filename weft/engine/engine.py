@@ -17,7 +17,7 @@ import numpy as np
 from weft.abi.errors import UnknownHandle, WeftError
 from weft.cache.manager import KVCache
 from weft.core.clock import Clock, SystemClock
-from weft.core.cost.model import CostModel, Costs
+from weft.core.cost.model import CostModel
 from weft.core.protocols import Worker
 from weft.core.step import LateInputs, Step, StepHandle
 from weft.core.wire import (
@@ -203,7 +203,7 @@ class Engine:
     def step(self) -> bool:
         """One turn of the loop: launch the next step, then take in the one before. False when there was nothing to do.
 
-        Raises what the worker raised; the engine is then of no more use.
+        Raises what the worker raised; the engine cannot be used afterwards.
         """
         began, self._waited_s = time.perf_counter(), 0.0
         previous, self._previous = self._previous, None
@@ -243,11 +243,6 @@ class Engine:
                 by_client[client].append(event)
         for client, events in by_client.items():
             self._publish(client, Envelope(step_id, events))
-
-    @property
-    def cost_model(self) -> Costs | None:
-        """Predicted times of steps and copies; None without a profile."""
-        return self.costs.model
 
     def stats(self) -> EngineStats:
         """A frozen snapshot of the engine."""

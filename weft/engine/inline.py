@@ -7,6 +7,7 @@ It shares the interpreter with its caller, so a busy engine delays the caller's 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import queue
 import sys
@@ -33,9 +34,8 @@ _CLIENT = 1
 class InlineEngine(TrackingClient):
     """Implements `weft.engine.client.EngineClient`. `wait_ready` starts the thread."""
 
-    def __init__(self, build: BuildEngine, *, lease_s: float = float("inf")):
+    def __init__(self, build: BuildEngine):
         self._build = build
-        self._lease_s = lease_s
         self._inbox: queue.SimpleQueue[list[Command] | None] = queue.SimpleQueue()
         super().__init__(self._deliver_commands)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,7 +124,7 @@ class InlineEngine(TrackingClient):
             engine = self._build(self.send_envelope)
             self.engine = engine
             self._call(self._begin, engine.info)
-            EngineLoop(engine, _InlineMailbox(self), self._lease_s).run()
+            EngineLoop(engine, _InlineMailbox(self), lease_s=math.inf).run()
         except Exception as error:  # every error of the engine ends all operations
             self._call(self._end, error)
         finally:

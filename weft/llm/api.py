@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast
@@ -26,7 +26,7 @@ from weft.endpoints.models import ActiveModel, Models, ServedModel
 from weft.engine.client import EngineClient
 from weft.engine.inline import InlineEngine
 from weft.hub import file_stamp, find_model
-from weft.llm.bar import bar, no_bar
+from weft.llm.bar import bar
 from weft.llm.chats import ChatOptions, ChatPlan, TemplateOptions, chat_plan
 from weft.llm.options import (
     Conversation,
@@ -404,7 +404,7 @@ def _close_unused(thread: LoopThread, engine: list[EngineClient]) -> None:
 
 def _in_order(results: Iterator[Result], progress: bool | None, total: int | None) -> list[Result]:
     show = sys.stderr.isatty() if progress is None else progress
-    with bar(total) if show else no_bar() as advance:
+    with bar(total) if show else nullcontext(lambda result: None) as advance:
         collected = []
         for result in results:
             collected.append(result)

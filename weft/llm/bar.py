@@ -9,12 +9,6 @@ from weft.llm.results import Result
 
 
 @contextmanager
-def no_bar() -> Iterator[Callable[[Result], None]]:
-    """A context manager whose callback does nothing."""
-    yield lambda result: None
-
-
-@contextmanager
 def bar(total: int | None) -> Iterator[Callable[[Result], None]]:
     """A bar on standard error that advances with each result."""
     # Imported here, so that programs without a bar do not load it.

@@ -12,10 +12,10 @@ lists exceptions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,8 +43,9 @@ from weft.models.footprint import (
 from weft.models.gguf_checkpoint import GgufCheckpoint
 from weft.models.layers.weights import WeightTarget
 from weft.models.safetensors_checkpoint import EMBEDDING, HEAD, SafetensorsCheckpoint
-from weft.models.safetensors_files import FLOATS
+from weft.models.safetensors_files import FLOATS, some
 
+Q = TypeVar("Q")
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes to read)."""
 
@@ -227,39 +228,30 @@ def _copy(checkpoint: Checkpoint, slices: Mapping[str, _Slice], progress: Progre
         rows = slice(first + start, first + start + len(values))
         where = f"{tensors[name].file}: tensor {name}"
         if to_int4:
-            _quantize_int4(where, values, weight[rows])
+            for part, blocks in _quantized(where, values, quantize_int4):
+                weight[rows][part].copy_(blocks)
         elif scales is None:
             weight[rows].copy_(values)
         else:
-            _quantize(where, values, weight[rows], scales[rows])
+            for part, quantized in _quantized(where, values, quantize):
+                weight[rows][part].copy_(quantized.values)
+                scales[rows][part].copy_(quantized.scales)
         if progress is not None:
             read, size = start + len(values), tensors[name].shape[0]
             progress(done + tensors[name].num_bytes * read // size, total)
             done += tensors[name].num_bytes if read == size else 0
 
 
-def _quantize(name: str, tensor: Tensor, values: Tensor, scales: Tensor) -> None:
-    """Write a tensor [O, I] in int8 to `values` [O, I] and `scales` [O]."""
+def _quantized(name: str, tensor: Tensor, convert: Callable[[Tensor], Q]) -> Iterator[tuple[slice, Q]]:
+    """A tensor [O, I] as `convert` makes it, a few rows at a time: which rows, and what they became."""
     step = max(1, QUANTIZED_NUMBERS // tensor.shape[1])
     for first in range(0, len(tensor), step):
         rows = slice(first, first + step)
         try:
-            quantized = quantize(tensor[rows])
+            made = convert(tensor[rows])
         except ValueError as error:
             raise ModelLoadError(f"{name} cannot be quantized: {error}") from error
-        values[rows].copy_(quantized.values)
-        scales[rows].copy_(quantized.scales)
-
-
-def _quantize_int4(name: str, tensor: Tensor, blocks: Tensor) -> None:
-    """Write a tensor [O, I] in 4 bits to `blocks` [O, bytes of a row]."""
-    step = max(1, QUANTIZED_NUMBERS // tensor.shape[1])
-    for first in range(0, len(tensor), step):
-        rows = slice(first, first + step)
-        try:
-            blocks[rows].copy_(quantize_int4(tensor[rows]))
-        except ValueError as error:
-            raise ModelLoadError(f"{name} cannot be quantized: {error}") from error
+        yield rows, made
 
 
 def _check(
@@ -305,7 +297,5 @@ def _check_tied(checkpoint: Checkpoint, embedding: Tensor) -> None:
             )
 
 
-def _listed(names: list[str], limit: int = 3) -> str:
-    kind = "tensor" if len(names) == 1 else "tensors"
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{kind} {', '.join(names[:limit])}{more}"
+def _listed(names: list[str]) -> str:
+    return f"{'tensor' if len(names) == 1 else 'tensors'} {some(names)}"

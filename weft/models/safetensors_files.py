@@ -68,7 +68,7 @@ def list_tensors(directory: Path) -> dict[str, TensorInfo]:
         tensors.update(read_header(file))
     absent = sorted(set(weight_map) - set(tensors))
     if absent:
-        raise ModelLoadError(f"{directory / INDEX_FILE} promises {_some(absent)}, which no shard has")
+        raise ModelLoadError(f"{directory / INDEX_FILE} promises {some(absent)}, which no shard has")
     return tensors
 
 
@@ -151,12 +151,13 @@ def _no_weights(directory: Path) -> ModelLoadError:
     pickles = sorted(p.name for pattern in PICKLES for p in directory.glob(pattern))
     if pickles:
         return ModelLoadError(
-            f"{directory} has only pickled weights ({_some(pickles)}), which can run code when they are opened and "
+            f"{directory} has only pickled weights ({some(pickles)}), which can run code when they are opened and "
             "are refused. Convert the checkpoint to safetensors: load it with transformers and call save_pretrained"
         )
     return ModelLoadError(f"{directory} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE} exists")
 
 
-def _some(names: list[str], limit: int = 3) -> str:
+def some(names: list[str], limit: int = 3) -> str:
+    """The first `limit` names, and how many more there are."""
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

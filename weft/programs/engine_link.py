@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 OnEvent = Callable[[Event], None]
 NO_HANDLE = 0
 """Of operations that belong to no sequence and no space."""
+NOT_READY = "the engine is starting or restarting; try again in a moment"
+"""Message of `EngineDead`."""
 
 
 class EngineHandle(Protocol):
@@ -62,6 +64,11 @@ class EngineLink:
         return len(self._operations)
 
     # ---- for handles
+
+    def check_ready(self) -> None:
+        """Raise `EngineDead` where the engine is known to be down."""
+        if not self.engine.ready:
+            raise EngineDead(NOT_READY)
 
     def number(self) -> int:
         """A number for a handle or an operation; never the same again."""
@@ -108,8 +115,7 @@ class EngineLink:
     @property
     def pool(self) -> DevicePages:
         """The engine's device pages. Raises `EngineDead` while it does not answer."""
-        if not self.engine.ready:
-            raise EngineDead("the engine is starting or restarting; try again in a moment")
+        self.check_ready()
         return DevicePages(self.engine.info.num_device_pages, self.engine.info.page_size)
 
     def tell(self, op: int, told: Callable[[Finished | WeftError], None]) -> None:

@@ -36,7 +36,7 @@ from weft.core.wire import (
     Token,
     Truncate,
 )
-from weft.programs.engine_link import EngineLink
+from weft.programs.engine_link import NOT_READY, EngineLink
 from weft.programs.operations import EngineOperation, Report, SilentAppend, TokenStream
 from weft.programs.sequence import SequenceHandle
 from weft.programs.token_history import TokenHistory
@@ -98,8 +98,7 @@ class Revival:
             sequence.revive()
         elif self._wait_s <= 0:
             # Later: nothing listens yet to an operation that is just being made.
-            error = EngineDead("the engine is starting or restarting; try again in a moment")
-            asyncio.get_running_loop().call_soon(sequence.give_up, error)
+            asyncio.get_running_loop().call_soon(sequence.give_up, EngineDead(NOT_READY))
         else:
             self._waiting[sequence] = None
             if self._task is None or self._task.done():

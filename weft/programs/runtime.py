@@ -48,7 +48,7 @@ class Runtime(EngineLink):
 
     def open(self, caller: Caller) -> SequenceHandle:
         """A new, empty sequence. Raises `EngineDead` where the engine is known to be down."""
-        self._check_ready()
+        self.check_ready()
         return SequenceHandle.opened(self, caller)
 
     def open_lasting(self, caller: Caller) -> LastingSequence:
@@ -56,7 +56,7 @@ class Runtime(EngineLink):
         try:
             _ = self.engine.info
         except EngineDead:
-            self._check_ready()
+            self.check_ready()
             raise
         sequence = LastingSequence(self, self.number(), caller, self._revival)
         if self.engine.ready:
@@ -66,9 +66,5 @@ class Runtime(EngineLink):
     def open_space(self, caller: Caller, reserve_pages: int = 0, tenant_pages: int | None = None) -> SpaceHandle:
         """A new, empty space of explicit pages, `reserve_pages` of which are its own at once; all spaces and exports of
         its tenant hold at most `tenant_pages`. Raises `EngineDead` where the engine is known to be down."""
-        self._check_ready()
+        self.check_ready()
         return SpaceHandle(self, caller, reserve_pages, tenant_pages)
-
-    def _check_ready(self) -> None:
-        if not self.engine.ready:
-            raise EngineDead("the engine is starting or restarting; try again in a moment")

@@ -114,13 +114,6 @@ class SequenceHandle:
         self._add(stream, command)
         return stream
 
-    def next_tokens(self, k: int = 256) -> Report:
-        """The `k` most probable tokens to follow: the `dist` of the awaited `Finished`. One round trip to the engine.
-
-        To append tokens and ask in one trip, `append` with `PromptOutputs(dist=k)`.
-        """
-        return self.append(b"", PromptOutputs(dist=k))
-
     def fork(self, *, request_id: str = "") -> SequenceHandle:
         """A copy that shares all pages, as of the operations put on this sequence so far."""
         child = SequenceHandle(self._link, self._begin(), self.caller)

@@ -35,6 +35,8 @@ class StepBuilder:
         self.in_flight = InFlight(step_id)
         self.num_tokens = 0
         self.num_rows = 0
+        self.num_score_rows = 0
+        """Tokens whose log-probabilities are asked for, as the planner counts them."""
         self._num_entries = 0
         """Pages of all rows so far."""
         self._slots = slots

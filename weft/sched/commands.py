@@ -83,7 +83,7 @@ class CommandHandler:
                         check_wait(command.kind, command.expected_in_s)
                     self._release((client, command.seq), now, command)
                 case Cancel():
-                    sequence = self._get(client, command.seq)
+                    sequence = self._state.sequences.find(client, command.seq)
                     cancel_all(self._state, sequence, now)
                     leave_slot(self._state, sequence, now)
                 case MaskTokens():
@@ -92,9 +92,9 @@ class CommandHandler:
                         masked.ops.append(ops.SetMask(command.op, command.ranges))
                         advance(self._state, masked, now)
                 case Expect():
-                    self._state.residency.expect(self._get(client, command.seq), command, now)
+                    self._state.residency.expect(self._state.sequences.find(client, command.seq), command, now)
                 case SetPriority():
-                    self._set_priority(self._get(client, command.seq), command.priority)
+                    self._set_priority(self._state.sequences.find(client, command.seq), command.priority)
                 case ResetPrefixCache():
                     self._state.spaces.drop_exports(now)
                     self._state.cache.reset(now)
@@ -121,12 +121,6 @@ class CommandHandler:
     def drain(self) -> None:
         """Refuse new sequences and spaces with `Draining`; open ones go on."""
         self.draining = self._state.spaces.draining = True
-
-    def _get(self, client: int, handle: int) -> Sequence:
-        sequence = self._state.sequences.open.get((client, handle))
-        if sequence is None:
-            raise UnknownHandle(f"sequence {handle} is not open: it was never opened, was released, or its lease ended")
-        return sequence
 
     def _register(
         self, client: int, handle: int, like: Open | Sequence, request_id: str, deadline_s: float, now: float
@@ -226,7 +220,7 @@ class CommandHandler:
 
     def _usable(self, client: int, handle: int, op: int) -> Sequence | None:
         """The sequence, unless an earlier failure has made it useless: then `op` fails likewise."""
-        sequence = self._get(client, handle)
+        sequence = self._state.sequences.find(client, handle)
         if sequence.failure is not None:
             self._state.log.end(client, Failed(op=op, error=ErrorRecord(*sequence.failure)))
             return None
@@ -244,7 +238,7 @@ class CommandHandler:
         advance(self._state, sequence, now)
 
     def _fork(self, client: int, command: Fork, now: float) -> None:
-        parent = self._get(client, command.seq)
+        parent = self._state.sequences.find(client, command.seq)
         request_id = command.request_id or parent.request_id
         child = self._register(client, command.child, parent, request_id, parent.deadline_s, now)
         child.unborn = True
@@ -253,7 +247,7 @@ class CommandHandler:
         advance(self._state, parent, now)
 
     def _truncate(self, client: int, command: Truncate, now: float) -> None:
-        sequence = self._get(client, command.seq)
+        sequence = self._state.sequences.find(client, command.seq)
         if not 0 <= command.num_tokens <= len(sequence.tokens):
             message = f"cannot cut a sequence of {len(sequence.tokens)} tokens to {command.num_tokens}"
             raise InvalidRequest(message, "num_tokens")

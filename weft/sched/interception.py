@@ -410,9 +410,8 @@ class Interception:
         self.waits.returned(kind, found)
 
     def first_found(self, sequence: Sequence, tokens: bytes, num_found: int, arrival_s: float) -> None:
-        """A sequence that arrived at `arrival_s` with these tokens got its first KV, that of `num_found` of them: note
-        which of the others had some before, how many are of the turn that it continues, and where it stops to be that
-        turn."""
+        """Record the first KV that a new sequence got (`num_found` tokens): how many of the others had been computed
+        before, how many belong to the turn that it continues, and where it diverges from that turn."""
         sequence.high_water = num_found
         given_up = self._cache.tiers.given_up
         if not given_up and not self._turns:

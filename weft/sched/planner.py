@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.core.step import Step
+from weft.core.step import MAX_SCORE_ROWS, Step
 from weft.sched.admission import Admission
 from weft.sched.batch import StepBuilder
 from weft.sched.config import prompt_budget
@@ -26,8 +26,6 @@ from weft.sched.state import SchedulerState
 
 MAX_DEFERRED_PER_STEP = 32
 """Sequences that one step sets aside for a prefix in flight, which bounds the work of a step however many wait."""
-MAX_SCORE_ROWS = 128
-"""Rows of full logits that one chunk may ask for, which bounds the memory of prompt log-probabilities."""
 
 
 class StepPlanner:
@@ -165,8 +163,9 @@ class StepPlanner:
         if sequence.is_background:
             end = start + self._services.chunk_tokens(sequence, end - start, self._cache.page_size)
         head = sequence.head
-        if isinstance(head, AppendOp) and head.outputs is not None and head.outputs.logprobs is not None:
-            end = min(end, start + MAX_SCORE_ROWS)
+        scores = isinstance(head, AppendOp) and head.outputs is not None and head.outputs.logprobs is not None
+        if scores:
+            end = min(end, start + MAX_SCORE_ROWS - builder.num_score_rows)
         if sequence.masks:
             # All tokens of a row see the same.
             end = min(end, next_start(sequence.masks, start) or end)
@@ -178,6 +177,7 @@ class StepPlanner:
         if sequence.pending_forks:
             samplers += self._resolve_pending_forks(builder, sequence, end, now)
         builder.add_chunk(sequence, start, end, samplers)
+        builder.num_score_rows += end - start if scores else 0
         if self._services.is_active:
             self._services.chunk(sequence, start, end, len(samplers))
         again = self._count_chunk(sequence, start, end, now)

@@ -111,7 +111,7 @@ class Residency:
         self._check_number()
         until_s = now + command.ttl_s
         if command.seq is not None:
-            sequence = self._sequence(client, command.seq)
+            sequence = self._sequences.find(client, command.seq)
             if sequence.retained is not None:
                 self._cache.retention.end(sequence.retained, "replaced", now)
             run = sequence.retained = self._add(sequence, command.weight, until_s, now)
@@ -160,7 +160,7 @@ class Residency:
         if command.seq is None:
             end: Node | None = self._prefix(command)
         else:
-            sequence = self._sequence(client, command.seq)
+            sequence = self._sequences.find(client, command.seq)
             if is_out:
                 self._check_demotable(sequence)
                 if sequence.wait is None:
@@ -183,12 +183,6 @@ class Residency:
             raise Unsupported(
                 f"KV cannot be {what}: intercept_policy {policy.name} finds no KV again", "intercept_policy"
             )
-
-    def _sequence(self, client: int, handle: int) -> Sequence:
-        sequence = self._sequences.open.get((client, handle))
-        if sequence is None:
-            raise UnknownHandle(f"sequence {handle} is not open: it was never opened, was released, or its lease ended")
-        return sequence
 
     def _prefix(self, command: ResidencyCommand) -> Node:
         if len(command.tokens) % TOKEN_BYTES:

@@ -137,11 +137,6 @@ class Scheduler:
         return self._state.spaces
 
     @property
-    def last_step_id(self) -> int:
-        """The last step that was launched."""
-        return self._state.last_step_id
-
-    @property
     def has_work(self) -> bool:
         """Whether a step could compute something, now or once steps in flight are done."""
         sequences = self._state.sequences

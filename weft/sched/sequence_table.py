@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.abi.errors import UnknownHandle
 from weft.cache.manager import KVCache
 from weft.core.step import I32
 from weft.sched.order import AdmissionOrder
@@ -57,6 +58,13 @@ class SequenceTable:
     def __iter__(self) -> Iterator[Sequence]:
         """All open sequences."""
         yield from self.open.values()
+
+    def find(self, client: int, handle: int) -> Sequence:
+        """A client's sequence. Raises `UnknownHandle` for one that is not open."""
+        sequence = self.open.get((client, handle))
+        if sequence is None:
+            raise UnknownHandle(f"sequence {handle} is not open: it was never opened, was released, or its lease ended")
+        return sequence
 
     def tenant_of(self, client: int, handle: int) -> str:
         """The tenant of a client's sequence; empty for one that is not open."""

@@ -38,9 +38,6 @@ class Waste(NamedTuple):
         )
 
 
-CAUSES = Waste._fields
-
-
 class StepKV(NamedTuple):
     """KV tokens on the device while a step runs."""
 

@@ -127,16 +127,14 @@ class Replayed(NamedTuple):
     recomputed_tokens: int
     found_tokens: int
     """Known tokens that were there."""
-    peak_used_pages: int
-    """Of running turns."""
 
 
 def replay(turns: Sequence[TimedTurn], num_pages: int, page_size: int, first_to_go: FirstToGo) -> Replayed:
     """Run a trace through a cache of `num_pages` pages.
 
     A turn holds the pages of its prompt from its begin and those of its output at its end. The shared prompt of a kind
-    is kept once. Where running turns alone need more pages than there are (`peak_used_pages`), nothing idle is kept and
-    the turns go on: an engine would make one of them wait, so the result stays a lower bound.
+    is kept once. Where running turns alone need more pages than there are, nothing idle is kept and the turns go on: an
+    engine would make one of them wait, so the result stays a lower bound.
     """
     return CacheReplay(turns, num_pages, page_size, first_to_go).run()
 
@@ -156,7 +154,6 @@ class CacheReplay:
         """A heap of (rank, `order`, key); void where `_idle` has another `order`."""
         self._num_idle = 0
         self._used = 0
-        self._peak = 0
         self._sharing = Counter[str]()
         """Running turns by kind, of kinds with a shared prompt."""
         self._computed: set[str] = set()
@@ -168,7 +165,7 @@ class CacheReplay:
         self._again = self._found = 0
 
     def run(self) -> Replayed:
-        """Play all turns in order of time; returns the tokens computed again and found, and the peak of pages."""
+        """Play all turns in order of time; returns the tokens computed again and found."""
         # What ends makes room for what begins at the same time.
         events = [(turn.begin_s, 1, index) for index, turn in enumerate(self.turns)]
         events += [(turn.end_s, 0, index) for index, turn in enumerate(self.turns)]
@@ -178,7 +175,7 @@ class CacheReplay:
                 self._begin(turn)
             else:
                 self._end(turn, index)
-        return Replayed(self._again, self._found, self._peak)
+        return Replayed(self._again, self._found)
 
     def _pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_size)
@@ -237,7 +234,6 @@ class CacheReplay:
         return idle.num_pages
 
     def _make_room(self) -> None:
-        self._peak = max(self._peak, self._used)
         while self.idle and self._used + self._num_idle > self._num_pages:
             key = self.first_key()
             idle = self.idle[key]

@@ -1,9 +1,9 @@
 """What the waits of a simulation would waste if each were charged its cheapest choice, to compare waste with.
 
 A wait is known in advance here. It is charged the least of preserving its KV, computing it again in chunks and, with a
-host tier, moving it out and in (equations 2 to 4 of APIServe); the first only for as long as sequences waited for pages
-meanwhile, as the waste is counted that it is compared with. No choice takes room away from another one. A
-recomputation is charged whole, also where parts of it fall into other steps: no bound where these are most.
+host tier, moving it out and in (equations 2 to 4 of APIServe). Preserving is charged only while sequences wait for
+pages, because the measured waste counts only then. No choice takes room away from another one. A recomputation is
+charged whole, also where parts of it fall into other steps: no bound where these are most.
 """
 
 from __future__ import annotations

@@ -62,10 +62,10 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_kv_s: float = 0.0
 
 
-def known_devices(page_size: int = PAGE_SIZE) -> dict[str, Device]:
+def known_devices() -> dict[str, Device]:
     """The devices of `devices.toml` by name."""
     entries = msgspec.convert(tomllib.loads(DEVICES_FILE.read_text("utf-8")), dict[str, _Entry])
-    return {name: _device(name, entry, page_size) for name, entry in entries.items()}
+    return {name: _device(name, entry) for name, entry in entries.items()}
 
 
 def find_device(name: str, *, kv_tokens: int | None = None) -> Device:
@@ -120,15 +120,14 @@ def device_of_profile(profile: Profile, name: str, kv_tokens: int) -> Device:
     )
 
 
-def _device(name: str, entry: _Entry, page_size: int) -> Device:
-    bytes_per_page = entry.kv_bytes_per_token * page_size
+def _device(name: str, entry: _Entry) -> Device:
+    bytes_per_page = entry.kv_bytes_per_token * PAGE_SIZE
     # `CostModel` adds both directions, which is what one shared link takes.
     swap = SwapModel(base_s=0.0, per_page_s=bytes_per_page / entry.link_bytes_per_s)
     return Device(
         name=name,
         about=f"{entry.model} on {entry.device}",
         kv_tokens=entry.kv_tokens,
-        page_size=page_size,
         bytes_per_page=bytes_per_page,
         forward=linear_forward(entry.base_s, entry.per_token_s, entry.per_kv_s),
         swap_out=swap,

@@ -147,14 +147,11 @@ def simulated_engine(
     clock: VirtualClock,
     observers: Sequence[StepObserver] = (),
     *,
-    max_context: int | None = None,
-    seed: int = 0,
     prefix_cache: bool = True,
 ) -> SimulatedEngine:
-    """An engine of its own on a clock that others may share. Its sequences have at most `max_context` tokens, None: as
-    many as fit."""
-    max_context = device.num_pages * device.page_size if max_context is None else max_context
-    config = scheduler_config(device, settings, max_context, seed)
+    """An engine of its own on a clock that others may share. Its sequences have as many tokens as fit."""
+    max_context = device.num_pages * device.page_size
+    config = scheduler_config(device, settings, max_context, seed=0)
     config = msgspec.structs.replace(config, prefix_cache=prefix_cache)
     spec = worker_spec(device, settings, max_context)
     cache = KVCache(spec.num_device_pages, spec.num_host_pages, spec.page_size)

@@ -7,6 +7,7 @@ other connections see all of them or none. A released migration is never edited:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from sqlalchemy import (
     Column,
@@ -85,11 +86,6 @@ value_usage = Table(
 )
 """The sum of `program_values.size_bytes` of each tenant."""
 
-
-def _first(connection: Connection) -> None:
-    _METADATA.create_all(connection, checkfirst=False)
-
-
 _WORKFLOWS = MetaData()
 
 workflow_runs = Table(
@@ -131,11 +127,6 @@ model_answers = Table(
 )
 """The prompt cache: answers that equal requests have again. `used` grows with each use of a tenant's answers."""
 
-
-def _second(connection: Connection) -> None:
-    _WORKFLOWS.create_all(connection, checkfirst=False)
-
-
 _LIBRARY = MetaData()
 
 workflows = Table(
@@ -150,11 +141,6 @@ workflows = Table(
     Column("graph", LargeBinary, nullable=False),
 )
 """Graphs that were given to a server. `id` is the digest; `size_bytes` is that of `graph`, its JSON."""
-
-
-def _third(connection: Connection) -> None:
-    _LIBRARY.create_all(connection, checkfirst=False)
-
 
 _SERVED_RUNS = MetaData()
 
@@ -194,11 +180,6 @@ workflow_endings = Table(
 )
 """The order in which rows of runs on servers ended, from 1. The results are in `workflow_rows`."""
 
-
-def _fourth(connection: Connection) -> None:
-    _SERVED_RUNS.create_all(connection, checkfirst=False)
-
-
 _VARIABLES = MetaData()
 
 workflow_variables = Table(
@@ -215,11 +196,6 @@ workflow_variables = Table(
 )
 """Values from outside that runs on servers asked for; `answer` is null until one is set."""
 
-
-def _fifth(connection: Connection) -> None:
-    _VARIABLES.create_all(connection, checkfirst=False)
-
-
 _TRACES = MetaData()
 
 workflow_traces = Table(
@@ -230,11 +206,6 @@ workflow_traces = Table(
     Column("calls", LargeBinary, nullable=False),
 )
 """Tokens and times of the calls of rows that have ended, of runs on servers."""
-
-
-def _sixth(connection: Connection) -> None:
-    _TRACES.create_all(connection, checkfirst=False)
-
 
 _STATISTICS = MetaData()
 
@@ -250,12 +221,10 @@ operator_statistics = Table(
 )
 """What runs of workflows measured of their operators. `used` grows with each run of a tenant that measures them."""
 
-
-def _seventh(connection: Connection) -> None:
-    _STATISTICS.create_all(connection, checkfirst=False)
-
-
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth, _sixth, _seventh)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = tuple(
+    partial(tables.create_all, checkfirst=False)
+    for tables in (_METADATA, _WORKFLOWS, _LIBRARY, _SERVED_RUNS, _VARIABLES, _TRACES, _STATISTICS)
+)
 """From each version to the next, beginning with an empty database (version 0)."""
 
 

@@ -40,10 +40,8 @@ class SavedRun(NamedTuple):
 class WorkflowRunTable:
     """The runs of a database. Every method raises `StorageFailed`."""
 
-    def __init__(self, database: Database, tenant: str = ""):
-        """Tenants take turns at writing."""
+    def __init__(self, database: Database):
         self._database = database
-        self._tenant = tenant
 
     def begin(self, run: str, description: bytes) -> bytes:
         """Begin a run, or find the one that was begun. Returns its description. Blocks."""
@@ -77,7 +75,7 @@ class WorkflowRunTable:
         def work(connection: Connection) -> None:
             connection.execute(_PUT_TASK, {"run": run, "row": row, "path": path, "value": value})
 
-        return self._database.write(work, self._tenant)
+        return self._database.write(work)
 
     def end_row(self, run: str, row: int, result: bytes) -> Future[None]:
         """Keep the result of a row instead of its nodes' values. The future is done after the commit."""

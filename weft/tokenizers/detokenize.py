@@ -10,7 +10,7 @@ of special tokens whose text is skipped.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from weft.tokenizers.tokenizer import Tokenizer
 
@@ -82,16 +82,3 @@ class IncrementalDetokenizer:
             num_bytes = max(0, num_bytes - (end - at) - size)
             end = at
         return visible + num_bytes
-
-
-def text_offsets(
-    tokenizer: Tokenizer, tokens: Sequence[int], *, start: int = 0, skip_special: bool = False, continues: bool = False
-) -> list[int]:
-    """Offset of each token's text, in characters from `start`. A token that begins inside a character has that
-    character's offset."""
-    detokenizer = IncrementalDetokenizer(tokenizer, skip_special=skip_special, continues=continues)
-    offsets: list[int] = []
-    for token in tokens:
-        offsets.append(start)
-        start += len(detokenizer.push([token]))
-    return offsets

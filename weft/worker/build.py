@@ -14,7 +14,7 @@ import torch
 from weft.abi.errors import ConfigError, ModelLoadError
 from weft.config import EngineConfig
 from weft.core.sampling import SamplingParams
-from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, SlotSet, Step, StepResult
+from weft.core.step import MAX_SCORE_ROWS, ForwardBatch, LateInputs, SamplingBatch, SlotSet, Step, StepResult
 from weft.kernels import dispatch
 from weft.kernels.base import HeadShape
 from weft.kernels.triton import support as triton
@@ -28,9 +28,9 @@ from weft.worker.memory import free_host_bytes, usable_cores
 from weft.worker.sizing import FreeMemory, Sizing, kernel_threads, size_pools
 
 NUM_EMBED_SLOTS = 4096
+"""One hidden vector each: 32 MiB for a hidden size of 4096 in bfloat16."""
 NUM_SAMPLE_SLOTS = 64
 """Beside those of running sequences: for programs that draw a token at a time."""
-"""One hidden vector each: 32 MiB for a hidden size of 4096 in bfloat16."""
 STEP_TOKENS = {
     ("cpu", "interactivity"): 512,
     ("cpu", "throughput"): 2048,
@@ -89,8 +89,7 @@ def start_worker(config: EngineConfig, loaded: LoadedModel) -> TorchWorker:
     device = choose_device(config)
     threads = kernel_threads(config.threads, usable_cores())
     gpu = device.type == "cuda"
-    num_tokens = min(step_tokens(config), loaded.max_context)
-    working_bytes = _rehearse(loaded, config, device, num_tokens) if gpu else 0
+    working_bytes = _rehearse(loaded, config, device) if gpu else 0
     graphs = _graph_options(config, loaded.spec, device)
     if graphs is not None:
         working_bytes += graph_bytes(loaded.spec, max(graphs.batch_sizes))
@@ -104,7 +103,7 @@ def start_worker(config: EngineConfig, loaded: LoadedModel) -> TorchWorker:
     if sizing.notice is not None:
         _log.warning("%s", sizing.notice)
     worker = _start(loaded, config, sizing, device, threads, graphs)
-    result = warm_up(worker, num_tokens if gpu else WARM_UP_TOKENS_ON_CPU, spread=True)
+    result = warm_up(worker, step_tokens(config) if gpu else WARM_UP_TOKENS_ON_CPU, spread=True)
     if (result.tokens < 0).any():
         worker.close()
         raise ModelLoadError(
@@ -140,40 +139,58 @@ def free_memory(device: torch.device, working_bytes: int = 0) -> FreeMemory:
     return FreeMemory(max(0, torch.cuda.mem_get_info(device)[0] - working_bytes), host)
 
 
-def warm_up(worker: TorchWorker, num_tokens: int, *, spread: bool = False) -> StepResult:
-    """Run one step of about `num_tokens`, greedy and random, on pages and slots that no sequence owns yet.
+def warm_up(
+    worker: TorchWorker, num_tokens: int, *, spread: bool = False, num_samplers: int = 2, num_scores: int = 0
+) -> StepResult:
+    """Run one step of about `num_tokens`, on pages and slots that no sequence owns yet: as few sequences as have room
+    for them, `num_samplers` tokens drawn (the first greedily), and the log-probabilities of `num_scores`.
 
     `spread`: over tokens of the whole vocabulary, so that more weights (rows of embeddings, experts) are tried. Else
     all are token 0, which one set of experts gets: what needs most memory.
     """
     spec = worker.spec
-    count = max(1, min(num_tokens, spec.num_device_pages * spec.page_size, spec.max_context))
-    num_pages = -(-count // spec.page_size)
-    samplers = min(2, spec.num_slots)
+    lengths = _row_lengths(num_tokens, spec.max_context, spec.page_size, spec.num_device_pages)
+    count, num_pages = sum(lengths), [-(-length // spec.page_size) for length in lengths]
+    first_pages = np.cumsum([0, *num_pages])
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    samplers = min(num_samplers, spec.num_slots)
+    num_outputs = min(count, max(samplers, num_scores))
     tokens = np.linspace(0, spec.vocab_size - 1 if spread else 0, count)
     forward = ForwardBatch(
         token_ids=tokens.astype(np.int32),
-        positions=np.arange(count, dtype=np.int32),
-        write_slots=np.arange(count, dtype=np.int32),
-        q_indptr=np.array([0, count], np.int32),
-        kv_indptr=np.array([0, num_pages], np.int32),
-        kv_page_ids=np.arange(num_pages, dtype=np.int32),
-        kv_lens=np.array([count], np.int32),
-        output_tokens=np.array([count - 1], np.int32),
+        positions=positions.astype(np.int32),
+        write_slots=(np.repeat(first_pages[:-1] * spec.page_size, lengths) + positions).astype(np.int32),
+        q_indptr=np.cumsum([0, *lengths]).astype(np.int32),
+        kv_indptr=first_pages.astype(np.int32),
+        kv_page_ids=np.arange(first_pages[-1], dtype=np.int32),
+        kv_lens=np.array(lengths, np.int32),
+        output_tokens=np.arange(count - num_outputs, count, dtype=np.int32),
     )
     sampling = SamplingBatch(
-        rows=np.zeros(samplers, np.int32),
+        rows=np.arange(samplers, dtype=np.int32) % num_outputs,
         slots=np.arange(samplers, dtype=np.int32),
         uniforms=np.full(samplers, 0.5),
         num_logprobs=np.zeros(samplers, np.int32),
         suppress_stop=np.zeros(samplers, np.bool_),
         late_mask=np.zeros(samplers, np.bool_),
+        score_rows=np.arange(num_scores, dtype=np.int32) % num_outputs,
+        score_targets=np.zeros(num_scores, np.int32),
     )
-    params = (SamplingParams(temperature=0.0), SamplingParams(top_k=10, top_p=0.9))
-    states = [SlotSet(slot, params[slot]) for slot in range(samplers)]
+    random = SamplingParams(top_k=10, top_p=0.9, repetition_penalty=1.1)
+    states = [SlotSet(slot, random if slot else SamplingParams(temperature=0.0)) for slot in range(samplers)]
     handle = worker.launch(Step(0, slot_sets=states, forward=forward, sampling=sampling))
     worker.bind(handle, LateInputs())
     return handle.wait()
+
+
+def _row_lengths(num_tokens: int, max_context: int, page_size: int, num_pages: int) -> list[int]:
+    """`num_tokens` as rows of at most `max_context` tokens, each with pages of its own, as far as there are pages."""
+    lengths: list[int] = []
+    while num_tokens > 0 and num_pages > 0:
+        lengths.append(min(num_tokens, max_context, num_pages * page_size))
+        num_tokens -= lengths[-1]
+        num_pages -= -(-lengths[-1] // page_size)
+    return lengths
 
 
 def graphs_missing(config: EngineConfig, spec: ModelSpec, device: torch.device) -> str | None:
@@ -222,13 +239,17 @@ def _start(
     )
 
 
-def _rehearse(loaded: LoadedModel, config: EngineConfig, device: torch.device, num_tokens: int) -> int:
-    """Run the largest step once, in pools of its own size: the bytes that it needs besides pages."""
-    sizes = PoolSizes(config.page_size, -(-num_tokens // config.page_size), 0, 2, 1)
-    worker = TorchWorker(loaded.model, sizes, device=device)
+def _rehearse(loaded: LoadedModel, config: EngineConfig, device: torch.device) -> int:
+    """Run a step with as much of everything as steps may have, in pools of its own size: the bytes that a worker needs
+    besides pages."""
+    num_tokens, page_size, num_slots = step_tokens(config), config.page_size, config.max_running + NUM_SAMPLE_SLOTS
+    lengths = _row_lengths(num_tokens, loaded.max_context, page_size, num_tokens)
+    num_pages = sum(-(-length // page_size) for length in lengths)
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    warm_up(worker, num_tokens)
+    before = torch.cuda.memory_allocated(device) + num_pages * loaded.model.kv_spec().bytes_per_page(page_size)
+    sizes = PoolSizes(page_size, num_pages, 0, num_slots, NUM_EMBED_SLOTS)
+    worker = TorchWorker(loaded.model, sizes, max_context=loaded.max_context, device=device)
+    warm_up(worker, num_tokens, num_samplers=num_slots, num_scores=MAX_SCORE_ROWS)
     needed = torch.cuda.max_memory_allocated(device) - before
     worker.close()
     return needed

@@ -250,10 +250,11 @@ class _Loop:
                 raise StepError(f"step {step.step_id} was not bound before the worker closed")
             late = launched.late
         found = self._runner.sampling_half(step, halfway, late)
-        # Before the copy is issued, so that waiting for the copy waits for this mark as well.
+        # Before the copy is issued, so that waiting for the copy waits for this mark as well: times are known only of
+        # events that have happened. A step without results has no copy, and is waited for all the same.
         stopwatch.pause()
         link_s = self._kv.remaining_s()
-        readback = Readback(found, self._results_stream)
+        readback = Readback(found, self._device, self._results_stream)
         return _Outcome(readback, lambda: stopwatch.seconds() + link_s)
 
     def _stream(self) -> torch.cuda.StreamContext | nullcontext[None]:

@@ -7,6 +7,7 @@ the next begins.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -28,6 +29,9 @@ class CudaGraphs:
         """Capture a CUDA graph of a step (`graphs.GraphBackend`)."""
         free, _ = torch.cuda.mem_get_info()
         if free < MIN_FREE_BYTES:
+            torch.cuda.empty_cache()  # what torch keeps of finished steps
+            free, _ = torch.cuda.mem_get_info()
+        if free < MIN_FREE_BYTES:
             raise WeftError(f"{free >> 20} MiB of device memory are free, {MIN_FREE_BYTES >> 20} are needed")
         graph = torch.cuda.CUDAGraph()
         torch.cuda.current_stream().synchronize()
@@ -36,16 +40,17 @@ class CudaGraphs:
         try:
             body()
         except BaseException:
-            _abandon(graph)
+            with suppress(RuntimeError):  # the body may have broken the capture, and its own error says more
+                self._end(graph)
             raise
-        graph.capture_end()
+        self._end(graph)
         return graph
 
-
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    """End a capture whose body failed, which may have broken the capture as well."""
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        # The body's own error says more.
-        return
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # torch's allocator believes that the capture goes on, and would not take back what other streams have used.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            raise

@@ -5,7 +5,7 @@ The contract is one for all devices:
 - What a step moves out is read before anything that the step writes. The source page may be overwritten at once.
 - What a step brings in is in its place before the forward of the *next* step. Until then the link works beside the
   forward. Where the forward of the same step reads or writes such a page, that step waits, and so does a step without
-  a forward, which has nothing to work beside: its time is the time of the link.
+  a forward, which has nothing to work beside, for what it moves in either direction: its time is that of the link.
 - Movements happen in the order of steps: a page that was moved out can be brought in again by the same step.
 
 `CudaLink` has a stream of its own and staging buffers on the device. `CpuLink` copies at once, with the cores that
@@ -32,6 +32,8 @@ from weft.worker.transfer import upload
 
 STAGING_BYTES = 32 << 20
 """Device memory of one staging buffer."""
+WORD = torch.int64
+"""A page has a whole number of them in each layer: at least 8 tokens of whole heads."""
 NUM_STAGING = 4
 """Up to so many times `STAGING_BYTES` leave in one step without a wait of its forward."""
 
@@ -49,6 +51,10 @@ class HostLink(Protocol):
 
     def wait(self) -> None:
         """Have what follows on the device begin after all pages that were brought in are in their places."""
+        ...
+
+    def wait_idle(self) -> None:
+        """Have what follows on the device begin after all pages have crossed, in both directions."""
         ...
 
     def remaining_s(self) -> float:
@@ -115,6 +121,8 @@ class CpuLink:
         if self._throttle is not None:
             self._throttle.wait()
 
+    wait_idle = wait
+
     def remaining_s(self) -> float:
         """Seconds until a throttled link is idle."""
         return 0.0 if self._throttle is None else self._throttle.remaining_s()
@@ -140,9 +148,10 @@ class CudaLink:
 
     def __init__(self, layers: Sequence[Tensor], host: Tensor):
         """As `CpuLink`, with `layers` on the device and `host` pinned."""
-        self._layers = layers
-        self._widths = [layer.shape[1] for layer in layers]
-        self._host = host
+        # Pages are gathered and spread in words: the device moves a single element at a time.
+        self._layers = [layer.view(WORD) for layer in layers]
+        self._widths = [layer.shape[1] for layer in self._layers]
+        self._host = host.view(WORD)
         self._bytes_per_page = host.shape[1]
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._arrived: torch.cuda.Event | None = None
@@ -193,6 +202,11 @@ class CudaLink:
             self._arrived.wait(torch.cuda.current_stream(self._device))
             self._arrived = None
 
+    def wait_idle(self) -> None:
+        """Have the current stream wait for the link's, whatever it carries."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        self._arrived = None
+
     def remaining_s(self) -> float:
         """0: what is left of a transfer is known to the device alone."""
         return 0.0
@@ -203,8 +217,8 @@ class CudaLink:
 
     def _next_staging(self) -> _LinkBuffer:
         if len(self._staging) < NUM_STAGING:
-            shape = (max(1, STAGING_BYTES // self._bytes_per_page), self._bytes_per_page)
-            buffer = torch.empty(shape, dtype=torch.uint8, device=self._device)
+            shape = (max(1, STAGING_BYTES // self._bytes_per_page), self._host.shape[1])
+            buffer = torch.empty(shape, dtype=WORD, device=self._device)
             # Its memory may have been another tensor's, which the current stream still reads.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             self._staging.append(_LinkBuffer(buffer))

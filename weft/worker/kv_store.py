@@ -7,6 +7,8 @@ a step. Does not know which page belongs to whom. How pages cross the link, and 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -51,12 +53,12 @@ class KVStore:
         self.layers = [_zeros(shape, spec.dtype, device) for shape in shapes]
         """Per layer, [pages, 2 (K, V), KV heads, page size, head size]."""
         layer_bytes = [layer.view(num_device_pages, -1).view(torch.uint8) for layer in self.layers]
-        self._host = _host_pool(num_host_pages, self.bytes_per_page, pinned=device.type == "cuda")
+        self._host = _HostPool(num_host_pages, self.bytes_per_page, pinned=device.type == "cuda")
         self._link: HostLink
         if device.type == "cuda":
-            self._link = CudaLink(layer_bytes, self._host)
+            self._link = CudaLink(layer_bytes, self._host.pages)
         else:
-            self._link = CpuLink(layer_bytes, self._host, kernels.prepare_move, throttle)
+            self._link = CpuLink(layer_bytes, self._host.pages, kernels.prepare_move, throttle)
 
     def move(self, step: Step) -> None:
         """Carry out the step's swap-outs, page copies, token copies and swap-ins, in this order, after what earlier
@@ -84,13 +86,18 @@ class KVStore:
         """Have what follows begin after the pages that earlier steps brought in are in their places."""
         self._link.wait()
 
+    def wait_for_link(self) -> None:
+        """Have what follows begin after all pages have crossed, in both directions."""
+        self._link.wait_idle()
+
     def remaining_s(self) -> float:
         """Seconds until a throttled link is idle; else 0."""
         return self._link.remaining_s()
 
     def close(self) -> None:
-        """Block until no movement needs the pools."""
+        """Block until no movement needs the pools, and give up what pins them."""
         self._link.close()
+        self._host.close()
 
     @property
     def _device(self) -> torch.device:
@@ -116,16 +123,30 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return pool.view(dtype).view(shape)
 
 
-def _host_pool(num_pages: int, bytes_per_page: int, *, pinned: bool) -> Tensor:
-    shape = (num_pages, bytes_per_page)
-    try:
-        if pinned:
-            return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-        return huge_pages.empty(*shape, dtype=torch.uint8).zero_()
-    except RuntimeError as error:
-        size = num_pages * bytes_per_page
-        held = "pinned " if pinned else ""
-        raise ConfigError(
-            f"the system gives no {size / 2**30:.2f} GiB of {held}memory for {num_pages} host pages "
-            f"({str(error).splitlines()[0]}); lower host_kv_bytes, or set it to 0 to do without a host tier"
-        ) from error
+class _HostPool:
+    """Host pages of zeros, [pages, bytes per page]. The system has given all of their memory."""
+
+    def __init__(self, num_pages: int, bytes_per_page: int, *, pinned: bool):
+        """`pinned`: the device copies from and to it by itself. Raises `ConfigError` where there is not so much."""
+        self._is_registered = False
+        try:
+            self.pages = huge_pages.empty(num_pages, bytes_per_page, dtype=torch.uint8).zero_()
+            if pinned and self.pages.numel():
+                # Not torch's pinned memory: its allocator takes the next power of two of bytes, and never returns them.
+                cuda: Any = torch.cuda.cudart()
+                torch.cuda.check_error(cuda.cudaHostRegister(self.pages.data_ptr(), self.pages.numel(), 0))
+                self._is_registered = True
+        except RuntimeError as error:
+            size = num_pages * bytes_per_page
+            held = "pinned " if pinned else ""
+            raise ConfigError(
+                f"the system gives no {size / 2**30:.2f} GiB of {held}memory for {num_pages} host pages "
+                f"({str(error).splitlines()[0]}); lower host_kv_bytes, or set it to 0 to do without a host tier"
+            ) from error
+
+    def close(self) -> None:
+        """Give up the pinning: nothing crosses to or from the device any more. Idempotent."""
+        if self._is_registered:
+            self._is_registered = False
+            cuda: Any = torch.cuda.cudart()
+            torch.cuda.check_error(cuda.cudaHostUnregister(self.pages.data_ptr()))

@@ -59,7 +59,7 @@ class StepRunner:
         """Everything up to the logits."""
         self._kv.move(step)
         if step.forward is None and (len(step.swap_outs) or len(step.swap_ins)):
-            self._kv.settle()  # there is nothing to move pages beside
+            self._kv.wait_for_link()  # there is nothing to move pages beside
         for state in step.slot_sets:
             self._slots.set(state)
         if step.embed is not None:

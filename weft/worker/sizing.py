@@ -13,6 +13,8 @@ from weft.config import EngineConfig
 
 GPU_FRACTION, CPU_FRACTION = 0.9, 0.3
 HOST_FRACTION = 0.2
+MAX_AUTOMATIC_HOST_BYTES = 64 << 30
+"""Of the host tier where no size is given: to pin hundreds of gigabytes takes minutes at each start."""
 """Of free host memory, for pages evicted from a GPU."""
 MAX_AUTOMATIC_PAGES = 1 << 20
 """A tiny model on a large machine would get so many pages that their bookkeeping outweighs them."""
@@ -97,7 +99,8 @@ def _device_pages(config: EngineConfig, bytes_per_page: int, free: FreeMemory, g
 
 def _host_pages(config: EngineConfig, bytes_per_page: int, free: FreeMemory, gpu: bool) -> int:
     if config.host_kv_bytes is None:
-        return min(MAX_AUTOMATIC_PAGES, int(free.host * HOST_FRACTION) // bytes_per_page) if gpu else 0
+        most_bytes = min(int(free.host * HOST_FRACTION), MAX_AUTOMATIC_HOST_BYTES)
+        return min(MAX_AUTOMATIC_PAGES, most_bytes // bytes_per_page) if gpu else 0
     if config.host_kv_bytes > free.host:
         raise ConfigError(
             f"host_kv_bytes asks for {_size(config.host_kv_bytes)} and {_size(free.host)} of memory are free; "

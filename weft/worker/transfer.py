@@ -50,26 +50,26 @@ class Readback:
     Floating tensors arrive as float32, integers as int32: what a `StepResult` holds.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], stream: torch.cuda.Stream | None = None):
-        """Start the copy, on `stream` if given, so that what the current stream is given next does not wait for it; it
-        is ordered after what the current stream already holds."""
+    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device, stream: torch.cuda.Stream | None = None):
+        """Start the copy of `tensors`, which are on `device`, on `stream` if given, so that what the current stream is
+        given next does not wait for it. It is done after what the current stream already holds, also where there are no
+        tensors."""
         self._layout = [(name, tuple(t.shape), t.dtype.is_floating_point) for name, t in tensors.items()]
         self._event: torch.cuda.Event | None = None
-        if not tensors:
-            self._host = torch.empty(0, dtype=torch.int32)
+        empty = torch.empty(0, dtype=torch.int32)
+        packed = torch.cat([_as_words(t) for t in tensors.values()]) if tensors else empty
+        self._host = packed
+        if device.type == "cpu":
             return
-        packed = torch.cat([_as_words(t) for t in tensors.values()])
-        if packed.device.type == "cpu":
-            self._host = packed
-            return
-        current = torch.cuda.current_stream(packed.device)
+        current = torch.cuda.current_stream(device)
         stream = stream or current
         stream.wait_stream(current)
-        self._host = torch.empty(packed.shape, dtype=torch.int32, pin_memory=True)
-        with torch.cuda.stream(stream):
-            self._host.copy_(packed, non_blocking=True)
-        # Its memory must not be another tensor's before the copy has been made.
-        packed.record_stream(stream)
+        if tensors:
+            self._host = torch.empty(packed.shape, dtype=torch.int32, pin_memory=True)
+            with torch.cuda.stream(stream):
+                self._host.copy_(packed, non_blocking=True)
+            # Its memory must not be another tensor's before the copy has been made.
+            packed.record_stream(stream)
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(stream)
 

@@ -22,7 +22,7 @@ from weft.workflow import planning
 from weft.workflow.actuals import RowTrace, RunActuals, RunCounts
 from weft.workflow.analysis.objectives import WantedOutputs
 from weft.workflow.backend.openai import OpenAIBackend
-from weft.workflow.bars import bars, no_bars
+from weft.workflow.bars import bars
 from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
 from weft.workflow.graph.digest import digest
@@ -369,7 +369,7 @@ def run(
                 stack.enter_context(one.kept(Path(f"{out}.run")))
                 is_kept = True
             out = stack.enter_context(_opened(Path(out)))
-        show = stack.enter_context(bars(one.num_rows) if shows else no_bars())
+        show = stack.enter_context(bars(one.num_rows)) if shows else lambda counts: None
         for result in stack.enter_context(closing(one.results())):
             if not isinstance(result, RowResult):
                 if listen is not None:

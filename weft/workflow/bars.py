@@ -13,12 +13,6 @@ MAX_BARS = 12
 
 
 @contextmanager
-def no_bars() -> Iterator[Show]:
-    """A context manager whose callback does nothing."""
-    yield lambda counts: None
-
-
-@contextmanager
 def bars(num_rows: int | None) -> Iterator[Show]:
     """Bars that show the counts that they are given. `num_rows`: None where it is not known."""
     # Imported here, so that runs without bars do not load it.

@@ -171,8 +171,8 @@ def explain_run(
 
 
 def check_statistics(statistics: Mapping[str, Any], *graphs: WorkflowGraph) -> None:
-    """Raise `InvalidRequest` for figures that do not exist, or of something that no graph has: neither that of the user
-    nor what the optimiser made of it, whose nodes runs measure."""
+    """Raise `InvalidRequest` for unknown figures, and for names that occur neither in the user's graph nor in the
+    optimised one."""
     if not isinstance(statistics, Mapping):
         raise InvalidRequest("statistics: an object is needed, with figures by node", "statistics")
     try:

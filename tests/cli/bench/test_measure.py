@@ -17,7 +17,6 @@ from weft.cli.bench.measure import (
     load_figures,
     over_runs,
     parse_targets,
-    percentile,
 )
 
 TWO = [Timing(0.0, 0.25, [1.0, 1.5, 3.5], 3, 10, 4), Timing(10.0, 10.0, [10.5], 1, 30, 16)]
@@ -31,13 +30,6 @@ def series(seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_percentiles_are_numpys(seed: int) -> None:
-    values = series(seed)
-    for percent in (0, 1, 33.3, 50, 90, 95, 99, 99.9, 100):
-        assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)), rel=1e-9, abs=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(10))
 def test_distributions_are_numpys(seed: int) -> None:
     values = series(seed)
     found = distribution("x_ms", values)

@@ -2,13 +2,12 @@
 
 import asyncio
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.programs.help import settle
 from tests.programs.sessions import Host, obj, run
-from weft.abi.errors import InvalidRequest, LimitExceeded, ProgramFailed, WeftError
+from weft.abi.errors import LimitExceeded, ProgramFailed, WeftError
 from weft.core.wire import Open
 from weft.programs.host.trusted import TrustedGuest
 from weft.programs.quota.limits import Limits
@@ -31,17 +30,12 @@ def test_a_program_gets_its_arguments_and_gives_its_result() -> None:
     run(test)
 
 
-def test_a_main_is_a_program_too_and_so_is_a_file(tmp_path: Path) -> None:
+def test_a_main_is_a_program_too() -> None:
     async def main(args: int) -> int:
         return args * 2
 
     async def test(host: Host) -> None:
         assert await TrustedGuest(host.program().session, main=main, args=b"4").run() == b"8"
-        path = tmp_path / "p.py"
-        path.write_text("from weft.sdk import run\nasync def main(): return run.args()")
-        assert await TrustedGuest.from_file(host.program().session, path, args=b"[1]").run() == b"[1]"
-        with pytest.raises(InvalidRequest, match="cannot be read"):
-            TrustedGuest.from_file(host.program().session, tmp_path / "none.py")
 
     run(test)
 

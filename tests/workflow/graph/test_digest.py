@@ -9,9 +9,22 @@ from hypothesis import strategies as st
 
 from tests.workflow.random_graphs import graphs
 from tests.workflow.shapes import body, function, graph, llm, loop, mapped, pick, switch, text
-from weft.workflow.graph import canonical, digest, graph_from_dict, graph_to_dict, node_digests
+from weft.workflow.graph import Reference, WorkflowGraph, canonical, digest, graph_from_dict, graph_to_dict
+from weft.workflow.graph.digest import node_digest
 from weft.workflow.graph.nodes import map_strings
 from weft.workflow.graph.templates import Template, parse_template
+
+
+def node_digests(graph: WorkflowGraph) -> dict[str, str]:
+    """By id, a digest of each outer node with all that it depends on. The graph is canonical."""
+    known: dict[str, str] = {}
+
+    def name(reference: Reference) -> Reference:
+        return reference._replace(name=known.get(reference.name, reference.name))
+
+    for node in graph.nodes:
+        known[node.id] = node_digest(node, name)
+    return known
 
 
 def renamed(value: Any, names: dict[str, str]) -> Any:

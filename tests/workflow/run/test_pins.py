@@ -151,7 +151,7 @@ def test_a_sample_leaves_its_prefixes_to_the_plan_of_the_rest() -> None:
         for settings in (PlanSettings(), PlanSettings(pins=False))
     )
     assert pinned.run(rows) == plain.run(rows) == answers
-    assert pinned.planner.num_plans == 2, "the sample and the rest: its lengths are what was assumed"
+    assert pinned.planner.rounds.num_plans == 2, "the sample and the rest: its lengths are what was assumed"
     # 9 roles of 60 tokens in whole pages, and of each row what follows them: the least that any order computes.
     assert pinned.backend.prefill_tokens == plain.backend.prefill_tokens == by_row.backend.prefill_tokens == 4620
 
@@ -266,7 +266,7 @@ def test_settings_switch_each_thing_off() -> None:
     for settings in (PlanSettings(), PlanSettings(order=False), PlanSettings(pins=False), NO_PLANS):
         run = PinnedRun(chain(4), 900, settings)
         results.append(run.run(rows))
-        assert (run.planner.num_plans > 0) == settings.needs_plans
+        assert (run.planner.rounds.num_plans > 0) == settings.needs_plans
         if not settings.order:
             assert run.backend.sent[:2] == [row["q"] for row in rows[:2]]
     assert all(each == results[0] for each in results)

@@ -109,7 +109,7 @@ def test_the_order_of_a_plan_computes_fewer_tokens_than_row_by_row(raw: Json) ->
     rows = rows_of(12)
     assert planned.run(rows) == plain.run(rows, is_planned=False)
     assert planned.planner.failure is None
-    assert planned.planner.num_plans >= 2
+    assert planned.planner.rounds.num_plans >= 2
     assert planned.backend.prefill_tokens < 0.8 * plain.backend.prefill_tokens
 
 

@@ -6,7 +6,6 @@ messages with the answers' texts. A turn is due when the pause after the previou
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from weft.cli.bench.client import StreamedAnswer
 from weft.cli.bench.clock import LoadClock, MachineClock
 from weft.cli.bench.lengths import Lengths
+from weft.cli.bench.load import offer
 from weft.cli.bench.measure import Failure, Outcome
 from weft.cli.bench.workload import BenchRequest, Message, Prompt, filler
 from weft.sim.scripts import SessionScript
@@ -169,19 +169,8 @@ async def hold(
     """
     clock = clock or MachineClock()
     holder = _Holder(send, fields, on_done, clock)
-    slots = asyncio.Semaphore(max_concurrency or max(1, len(held)))
-    began = clock.now()
-
-    async def one(script: Script, due_s: float) -> HeldConversation:
-        async with slots:
-            return await holder.hold(script, due_s)
-
-    tasks = []
-    async with asyncio.TaskGroup() as group:
-        for script, at in zip(held, schedule, strict=True):
-            await clock.until(began + at)
-            tasks.append(group.create_task(one(script, began + at)))
-    return [*(task.result() for task in tasks), *holder.subagents], clock.now() - began
+    conversations, elapsed_s = await offer(held, schedule, holder.hold, max_concurrency=max_concurrency, clock=clock)
+    return conversations + holder.subagents, elapsed_s
 
 
 class _Holder:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 from weft.cli.bench.clock import LoadClock, MachineClock
 from weft.cli.bench.measure import Outcome
@@ -17,17 +18,19 @@ from weft.cli.bench.workload import BenchRequest
 
 Send = Callable[[BenchRequest, float], Awaitable[Outcome]]
 """Sends a request that is due at this time of the clock. Does not raise."""
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
 
 
 async def offer(
-    requests: Sequence[BenchRequest],
+    requests: Sequence[Request],
     schedule: Iterable[float],
-    send: Send,
+    send: Callable[[Request, float], Awaitable[Answer]],
     *,
     max_concurrency: int | None = None,
-    on_done: Callable[[Outcome], None] = lambda outcome: None,
+    on_done: Callable[[Answer], None] = lambda outcome: None,
     clock: LoadClock | None = None,
-) -> tuple[list[Outcome], float]:
+) -> tuple[list[Answer], float]:
     """Send each request at its time in `schedule`; returns outcomes in the order of `requests`, and the elapsed
     seconds.
 
@@ -38,7 +41,7 @@ async def offer(
     slots = asyncio.Semaphore(max_concurrency or max(1, len(requests)))
     began = clock.now()
 
-    async def one(request: BenchRequest, due: float) -> Outcome:
+    async def one(request: Request, due: float) -> Answer:
         async with slots:
             outcome = await send(request, due)
         on_done(outcome)

@@ -100,11 +100,6 @@ def parse_targets(texts: Iterable[str]) -> Targets:
     return Targets(**found)
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Percentile by linear interpolation between the two nearest ranks. `values` must not be empty."""
-    return _at(sorted(values), percent)
-
-
 def latencies(timings: Sequence[Timing]) -> dict[str, float]:
     """Means and percentiles of TTFT, TPOT, ITL and E2E in milliseconds."""
     series = {

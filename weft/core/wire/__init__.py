@@ -1,4 +1,4 @@
-"""What a client says to an engine, and what it hears back: the one wire format, in process and over sockets.
+"""The commands of clients to an engine and its events: the one wire format, in process and over sockets.
 
 A client opens **sequences** and puts **operations** on them. Operations of one sequence run in order; sequences run
 beside each other. The client chooses the numbers of its sequences and operations, so nothing has to be waited for; a

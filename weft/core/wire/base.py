@@ -21,7 +21,7 @@ class CommandBase(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class EventBase(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What a client hears back."""
+    """Base of the events that a client receives."""
 
 
 M = TypeVar("M")

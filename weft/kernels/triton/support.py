@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -57,6 +59,8 @@ def _missing_here() -> str | None:
     # Triton builds what launches a kernel when it is first launched, with the first of these that it finds.
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "needs a C compiler; install gcc"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "needs Python's headers, to build what launches its kernels; install python3-dev"
     return None
 
 

@@ -255,9 +255,7 @@ class HostClient:
                     self._end(run, lambda: run.adopt(record, result))
 
     def _began(self, record: RunRecord) -> None:
-        code = Code(kind=record.kind, content=b"", hash=record.hash, name=record.program)
-        spec = RunSpec(code=code, limits=record.limits, trusted=record.trusted, model=record.model)
-        run = Run(spec, record.tenant, id=record.id, parent=record.parent, model=record.model)
+        run = Run.described(record)
         run.control = _Remote(self, run)
         self._runs[run.id] = run
         self.history.add(run)

@@ -13,10 +13,9 @@ import functools
 import traceback
 from collections.abc import Callable
 from contextvars import copy_context
-from pathlib import Path
 from typing import Any
 
-from weft.abi.errors import Cancelled, EngineDead, InvalidRequest, ProgramFailed, WeftError
+from weft.abi.errors import Cancelled, EngineDead, ProgramFailed, WeftError
 from weft.programs.guest import GuestHost, GuestUsage
 from weft.sdk import errors as sdk
 from weft.sdk import main as program
@@ -54,15 +53,6 @@ class TrustedGuest:
         """The error that the run ends with, also if the program catches it."""
         self._host_calls = 0
         self._ended = False
-
-    @classmethod
-    def from_file(cls, host: GuestHost, path: Path, *, args: bytes = b"") -> TrustedGuest:
-        """Create a guest from a program's file. Raises `InvalidRequest` for a file that cannot be read."""
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"{path} cannot be read as a program: {error}", "source") from error
-        return cls(host, args=args, source=source, name=str(path))
 
     async def run(self) -> bytes:
         """Run the program and return the JSON of the value that `main` returned. Raises `ProgramFailed` with the

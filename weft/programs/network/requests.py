@@ -99,6 +99,11 @@ class Hop:
         return plain_host(self.url.raw_host.decode("ascii"))
 
     @property
+    def host_of_url(self) -> str:
+        """The host as URLs write it, with an IPv6 address in brackets."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+    @property
     def port(self) -> int:
         """Written, or the scheme's own."""
         return self.url.port or DEFAULT_PORTS[self.scheme]
@@ -106,8 +111,7 @@ class Hop:
     @property
     def origin(self) -> str:
         """For messages: paths may have secrets in them."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return f"{self.scheme}://{self.host_of_url}:{self.port}"
 
     def raw_url(self) -> httpcore.URL:
         """The URL in the form of the HTTP library."""
@@ -118,7 +122,7 @@ class Hop:
 
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
         """The program's, and those that are ours to set."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = self.host_of_url
         if self.port != DEFAULT_PORTS[self.scheme]:
             host = f"{host}:{self.port}"
         ours = {"host": host, "accept-encoding": "gzip, deflate"}

@@ -35,16 +35,6 @@ class Accounts:
         """KV pages counted as held by programs."""
         return self._server.pages
 
-    @property
-    def sandbox_bytes(self) -> int:
-        """What sandboxes may grow to."""
-        return self._server.sandbox_bytes
-
-    @property
-    def num_tenants(self) -> int:
-        """Tenants that something is counted for."""
-        return len(self._tenants)
-
     def open(self, tenant: str, limits: Limits, *, sandboxed: bool = True) -> RunBudget:
         """The budget of a run that no program launched. Raises `NoPlace`."""
         account = self._account(tenant)

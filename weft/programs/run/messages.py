@@ -54,15 +54,14 @@ def check_json(data: bytes, what: str, param: str | None = None) -> None:
 
 
 class UnreadBytes:
-    """The count of one program's unread bytes, and its bound."""
+    """The count of one program's unread bytes, at most `MAX_WAITING_BYTES`."""
 
-    def __init__(self, most: int = MAX_WAITING_BYTES):
-        self._most = most
+    def __init__(self) -> None:
         self.num_bytes = 0
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether `num_bytes` more may wait."""
-        return self.num_bytes + num_bytes <= self._most
+        return self.num_bytes + num_bytes <= MAX_WAITING_BYTES
 
 
 class MessageQueue:

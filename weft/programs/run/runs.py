@@ -191,13 +191,18 @@ class Run:
         self._lost_lines = 0
 
     @classmethod
+    def described(cls, record: RunRecord) -> Run:
+        """The run of a record, queued and without the content of its program."""
+        code = Code(kind=record.kind, content=b"", hash=record.hash, name=record.program)
+        spec = RunSpec(code=code, limits=record.limits, trusted=record.trusted, model=record.model)
+        return cls(spec, record.tenant, id=record.id, parent=record.parent)
+
+    @classmethod
     def restored(cls, record: RunRecord) -> Run:
         """A run that ended before this process started. Raises `ValueError` for a record without an end."""
         if not record.ended:
             raise ValueError(f"run {record.id} is {record.status}")
-        code = Code(kind=record.kind, content=b"", hash=record.hash, name=record.program)
-        spec = RunSpec(code=code, limits=record.limits, trusted=record.trusted, model=record.model)
-        run = cls(spec, record.tenant, id=record.id, parent=record.parent)
+        run = cls.described(record)
         run._record, run.forgotten = record, True
         run._ended.set()
         return run

@@ -67,7 +67,7 @@ class ElapsedEstimator:
     own_chance = return_chance
 
     def is_known(self, runs: PageRuns, now: float) -> Bool:
-        """[n] zeros."""
+        """[n] zeros: nothing is known of any wait."""
         return np.zeros(len(runs.since_s), np.bool_)
 
     def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:

@@ -26,7 +26,7 @@ DECODE_LIKE = 16
 
 
 class Placement(Enum):
-    """What became of a command."""
+    """The outcome of a command."""
 
     DONE = "done"
     """It is in the step."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
+from weft.workflow.graph.nodes import FunctionNode, GraphNode
 from weft.workflow.graph.value_types import TEXT, ValueType
 
 
@@ -26,3 +27,8 @@ BUILTIN_FUNCTIONS = {
 }
 """`join`: the texts of a list with `separator` (`JOIN_SEPARATOR`) between them. `split`: parts of a text of at most
 `max_tokens` tokens of the run's first model, of which `overlap_tokens` (0) are those that end the part before."""
+
+
+def is_client_function(node: GraphNode) -> TypeGuard[FunctionNode]:
+    """Whether a node calls a function of the client's process: neither built in nor with its source in the graph."""
+    return isinstance(node, FunctionNode) and node.source is None and node.name not in BUILTIN_FUNCTIONS

@@ -69,19 +69,6 @@ def digest(graph: WorkflowGraph) -> str:
     return _hash({"version": graph.version, "inputs": sorted(graph.inputs), **shape})
 
 
-def node_digests(graph: WorkflowGraph) -> dict[str, str]:
-    """By id, a digest of each outer node with all that it depends on: equal for nodes that compute the same. The graph
-    must be canonical."""
-    known: dict[str, str] = {}
-
-    def name(reference: Reference) -> Reference:
-        return reference._replace(name=known.get(reference.name, reference.name))
-
-    for node in graph.nodes:
-        known[node.id] = node_digest(node, name)
-    return known
-
-
 def node_digest(node: GraphNode, name: Rename) -> str:
     """The digest of a node without its id, where `name` names what it refers to around it."""
     return _hash(_shape(node, name, 0))

@@ -35,7 +35,6 @@ _ANNOTATIONS = frozenset(
         "writeOnly",
     ]
 )
-_Check = Callable[[Any, Any, Mapping[str, Any]], bool]
 
 
 def _is_number(value: Any) -> bool:

@@ -12,8 +12,8 @@ from weft.workflow.graph.templates import Reference
 
 
 def check_streamed(graph: WorkflowGraph, names: Iterable[str]) -> None:
-    """Raise `InvalidRequest` for an output that is not there, or that no call writes as it is: one that a node makes of
-    an answer, an answer with a schema, and values of maps and loops, of which only the end says which they are."""
+    """Raise `InvalidRequest` for an output that does not exist or cannot be streamed: one computed from an answer, an
+    answer with a schema, or the output of a map or a loop."""
     if isinstance(names, str):
         raise InvalidRequest("stream: give a list of outputs", "stream")
     for name in names:

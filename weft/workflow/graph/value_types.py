@@ -25,11 +25,6 @@ class ValueType(NamedTuple):
     """Whether it is no value but the outputs of a node: a reference names one of them, unless there is only one."""
 
     @property
-    def is_text(self) -> bool:
-        """Whether it can be a text."""
-        return self.kind in ("text", "any")
-
-    @property
     def is_list(self) -> bool:
         """Whether it can be a list."""
         return self.kind in ("list", "any")

@@ -39,17 +39,15 @@ class OptimisedGraph(NamedTuple):
     """One for each pass, in order."""
 
 
-def optimise(
-    graph: WorkflowGraph, lookup: Lookup = nothing_cached, passes: tuple[GraphPass, ...] = PASSES
-) -> OptimisedGraph:
+def optimise(graph: WorkflowGraph, lookup: Lookup = nothing_cached) -> OptimisedGraph:
     """Run the passes on a canonical graph. `lookup` is asked for the results of calls whose inputs are constants. Names
     become unique first; an id that stands once stays. Each id is reported by the first pass that removed it."""
     graph = with_unique_names(graph)
-    reports = [PassReport(each.__name__, (), ()) for each in passes]
+    reports = [PassReport(each.__name__, (), ()) for each in PASSES]
     reported: set[str] = set()
     for _ in range(MAX_ROUNDS):
         before = graph
-        for number, each in enumerate(passes):
+        for number, each in enumerate(PASSES):
             graph, removed, merged = each(graph, lookup)
             report = reports[number]
             new = tuple(name for name in removed if name not in reported)

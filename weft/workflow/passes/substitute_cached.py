@@ -113,8 +113,8 @@ class _Substitution:
 
 
 def _continued_elsewhere(graph: WorkflowGraph) -> Iterator[str]:
-    """Calls whose answers have to stay answers: those with calls of tools, and, if the graph goes on with the
-    conversation of an item, of an output or of a state, those that may be one."""
+    """Calls that must not be replaced by a constant: those with tool calls, and any whose conversation may be continued
+    through an item, an output or a loop state."""
     every = list(all_nodes(graph.nodes))
     calls = {node.id for node in every if isinstance(node, LlmNode)}
     yield from (node.id for node in every if isinstance(node, LlmNode) and node.request.get("tools"))

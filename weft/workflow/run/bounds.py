@@ -69,7 +69,7 @@ class RowCosts:
         return self._left <= 0
 
     def begin_turn(self) -> None:
-        """Other tasks have run."""
+        """Start a new turn of the loop."""
         self._left = TURN_COST
 
     # ---- bounds

@@ -39,7 +39,7 @@ class CachedCalls(NamedTuple):
 
     @property
     def figures(self) -> CachedFigures:
-        """How much that is."""
+        """Number of cached calls by node, and of rows without calls."""
         return CachedFigures(self.by_node, len(self.whole_rows))
 
     def lookup(self, call: OperatorCall) -> CachedResult | None:

@@ -303,7 +303,7 @@ class FeedReader:
     # ---- for the feed
 
     def touch(self, key: TextKey) -> None:
-        """A text has changed."""
+        """Mark a text as changed, so that readers see it."""
         self._changed[key] = None
         self._on_news()
 

@@ -6,7 +6,6 @@ be asked for is not known. The row never ends by itself.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,8 +53,7 @@ class GrowingState(RunState):
     def want(self, node: str, criterion: Criterion, now: float) -> None:
         """A value is asked for. What it needs and is not yet sent is sent as the criterion says."""
         if self._objectives.want(node, criterion, now, self._frame.values):
-            self._ready = [(self._rank(self._tasks[name]), name) for _, name in self._ready]
-            heapq.heapify(self._ready)
+            self.sort()
 
     def objective(self, label: str) -> CallObjective | None:
         """What the calls of a node are to be fast at, a deadline as a time; None: not given."""

@@ -53,11 +53,6 @@ class RunPlanner:
         return self.rounds.num_engines
 
     @property
-    def num_plans(self) -> int:
-        """Plans that the order has had so far."""
-        return self.rounds.num_plans
-
-    @property
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
         """The figures that the next plan is made with."""
         return self.rounds.known

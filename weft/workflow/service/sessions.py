@@ -23,9 +23,9 @@ from weft.workflow.backend.endpoint import EndpointBackend
 from weft.workflow.criteria import Criterion
 from weft.workflow.frontend.trace import FlowError
 from weft.workflow.frontend.variable import Variable, reference_in
-from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
+from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS, is_client_function
 from weft.workflow.graph.names import all_nodes
-from weft.workflow.graph.nodes import AnyNode, FunctionNode, LlmNode
+from weft.workflow.graph.nodes import AnyNode, LlmNode
 from weft.workflow.graph.templates import Reference
 from weft.workflow.run.driver import RunServices
 from weft.workflow.run.value_errors import NodeFailed
@@ -335,7 +335,7 @@ def _check_served(node: AnyNode, models: Models) -> None:
     for inner in all_nodes((node,)):
         if isinstance(inner, LlmNode):
             models.find(inner.request.get("model"))
-        elif isinstance(inner, FunctionNode) and inner.source is None and inner.name not in BUILTIN_FUNCTIONS:
+        elif is_client_function(inner):
             raise Unsupported(
                 f"{inner.id}: a session on a server has no functions but {', '.join(BUILTIN_FUNCTIONS)} and those "
                 "with `source`; make it `external` and set its value",

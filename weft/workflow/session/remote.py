@@ -19,7 +19,7 @@ from weft.abi.errors import InvalidRequest, NotSettable, NoValue, Overloaded, Un
 from weft.workflow.actuals import RunCounts
 from weft.workflow.backend.openai import CONNECT_S, lost, refused
 from weft.workflow.criteria import Criterion
-from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
+from weft.workflow.graph.builtin_functions import is_client_function
 from weft.workflow.graph.json import node_to_dict
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import AnyNode, ExternalNode, FunctionNode, LlmNode, uses
@@ -77,7 +77,7 @@ class RemoteSession:
             self._ids[node.id] = asyncio.get_running_loop().create_future()
             self._ids[node.id].add_done_callback(_seen)
             self._needs[node.id] = tuple(use.reference.name for use in uses(node))
-            if isinstance(node, FunctionNode) and node.source is None and node.name not in BUILTIN_FUNCTIONS:
+            if is_client_function(node):
                 self._called.add(node.id)
                 self._start(self._call(node))
                 node = ExternalNode(id=node.id)
@@ -302,8 +302,7 @@ class RemoteSession:
 def check_remote(node: AnyNode) -> None:
     """Raise `Unsupported` for what a session on a server cannot run."""
     for inner in all_nodes((node,)):
-        is_here = isinstance(inner, FunctionNode) and inner.source is None and inner.name not in BUILTIN_FUNCTIONS
-        if is_here and inner is not node:
+        if is_client_function(inner) and inner is not node:
             raise Unsupported(f"{inner.id}: a session on a server cannot call a Python function in a body", inner.id)
 
 

@@ -111,14 +111,7 @@ class CoreCalls:
             args = _http_args.decode(about)
         except UNREADABLE as error:
             raise InvalidRequest(f"the request cannot be used: {reason(error)}", "http") from error
-        request = HttpRequest(
-            method=args.method,
-            url=args.url,
-            headers=args.headers,
-            body=body,
-            timeout_s=args.timeout_s,
-            max_bytes=args.max_bytes,
-        )
+        request = HttpRequest(body=body, **msgspec.structs.asdict(args))
         self.num_requests += 1
         answer_by_task(self._calls, call, self._fetch(request), held=len(body), wait=WaitKind.HTTP)
 

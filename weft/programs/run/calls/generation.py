@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.abi.errors import LimitExceeded, WeftError
 from weft.core.ids import pack_tokens
-from weft.core.wire import Finished, Token
+from weft.core.wire import Finished, Token, TokenLogprobs
 from weft.programs.builtin.choice import ChoiceText
 from weft.programs.operations import TokenStream
 from weft.programs.quota.limits import REFUSED
@@ -96,7 +96,8 @@ class GenerationCall:
         if self._num_logprobs is None:
             self._calls.part(self._call, ids, text.encode())
         else:
-            self._calls.part(self._call, ids, text.encode(), *_packed(tokens, self._num_logprobs))
+            packed = packed_logprobs([token.logprobs for token in tokens], self._num_logprobs)
+            self._calls.part(self._call, ids, text.encode(), *packed)
 
     def _count(self, num_tokens: int) -> bool:
         """Whether the program may go on."""
@@ -133,15 +134,15 @@ class GenerationCall:
             self._calls.result(self._call, _encode(about))
 
 
-def _packed(tokens: Sequence[Token], k: int) -> tuple[bytes, bytes, bytes]:
-    """Log-probabilities [n]; the most probable ids [n, k]; their log-probabilities [n, k]."""
-    chosen = np.full(len(tokens), np.nan, np.float32)
-    ids = np.full((len(tokens), k), -1, np.int32)
-    tops = np.full((len(tokens), k), np.nan, np.float32)
-    for row, token in enumerate(tokens):
-        if token.logprobs is not None:
-            top = min(k, len(token.logprobs.top_ids))
-            chosen[row] = token.logprobs.logprob
-            ids[row, :top] = token.logprobs.top_ids[:top]
-            tops[row, :top] = token.logprobs.top_logprobs[:top]
+def packed_logprobs(rows: Sequence[TokenLogprobs | None], k: int) -> tuple[bytes, bytes, bytes]:
+    """Log-probabilities [n] float32; the most probable ids [n, k] int32; their log-probabilities [n, k] float32."""
+    chosen = np.full(len(rows), np.nan, np.float32)
+    ids = np.full((len(rows), k), -1, np.int32)
+    tops = np.full((len(rows), k), np.nan, np.float32)
+    for row, logprobs in enumerate(rows):
+        if logprobs is not None:
+            top = min(k, len(logprobs.top_ids))
+            chosen[row] = logprobs.logprob
+            ids[row, :top] = logprobs.top_ids[:top]
+            tops[row, :top] = logprobs.top_logprobs[:top]
     return chosen.tobytes(), ids.tobytes(), tops.tobytes()

@@ -60,23 +60,25 @@ class GrammarCalls:
         """Take tokens in; what may follow."""
         check_size(tokens, MAX_SPEC_BYTES, "tokens")
         check_tokens(tokens)
-        opening = self._open.get(number)
-        if opening is None:
-            raise UnknownHandle(f"this program has no matcher {number}: it was never opened, or closed")
+        opening = self._find(number)
         answer_by_task(self._calls, call, self._pushed(opening, list(unpack_tokens(tokens))), held=len(tokens))
 
     def close_matcher(self, call: int, number: int) -> None:
         """Release a matcher. Raises `UnknownHandle` for a number that is not open."""
-        opening = self._open.pop(number, None)
-        if opening is None:
-            raise UnknownHandle(f"this program has no matcher {number}: it was never opened, or closed")
-        opening.cancel()
+        self._find(number).cancel()
+        del self._open[number]
 
     def close(self) -> None:
         """Give all of them back."""
         for opening in self._open.values():
             opening.cancel()
         self._open.clear()
+
+    def _find(self, number: int) -> asyncio.Task[Guide]:
+        opening = self._open.get(number)
+        if opening is None:
+            raise UnknownHandle(f"this program has no matcher {number}: it was never opened, or closed")
+        return opening
 
     @staticmethod
     async def _opened(opening: asyncio.Task[Guide]) -> tuple[bytes, ...]:

@@ -14,16 +14,15 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from weft.abi.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownHandle
 from weft.core.sampling import StopParams
 from weft.core.waits import MAX_KIND_CHARS, PROGRAM_WAITS, WaitKind, check_wait
-from weft.core.wire import Dists, Finished, PromptOutputs, TokenLogprobs
+from weft.core.wire import Dists, Finished, PromptOutputs
 from weft.programs.operations import Report
 from weft.programs.quota.page_quota import PageQuota
 from weft.programs.run.calls.call_kinds import answer_by_operation
-from weft.programs.run.calls.generation import GenerationCall
+from weft.programs.run.calls.generation import GenerationCall, packed_logprobs
 from weft.programs.run.calls.open_sequence import GenerateSpec, OpenSequence, SequenceUsage
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, GrammarArgs, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
@@ -100,13 +99,8 @@ class SequenceCalls:
 
     def score(self, call: int, number: int, k: int, tokens: bytes) -> None:
         """How probable given tokens are."""
-        self._report(
-            call,
-            number,
-            tokens,
-            PromptOutputs(logprobs=k),
-            lambda finished: _packed_scores(finished.prompt_logprobs, k),
-        )
+        outputs = PromptOutputs(logprobs=k)
+        self._report(call, number, tokens, outputs, lambda finished: packed_logprobs(finished.prompt_logprobs or (), k))
 
     def fork(self, call: int, number: int, child: int) -> None:
         """A copy that shares all pages."""
@@ -252,13 +246,7 @@ def _generate_spec(about: bytes) -> GenerateSpec:
     except UNREADABLE as error:
         raise InvalidRequest(f"the generation cannot be used: {reason(error)}", "generate") from error
     asked = args.stop or _Stop()
-    stop = StopParams(
-        max_tokens=asked.max_tokens,
-        min_tokens=asked.min_tokens,
-        stop=[text.encode() for text in asked.stop],
-        stop_token_ids=asked.stop_token_ids,
-        ignore_eos=asked.ignore_eos,
-    )
+    stop = StopParams(**msgspec.structs.asdict(asked) | {"stop": [text.encode() for text in asked.stop]})
     check_sizes(stop)
     return GenerateSpec(sampling_of(args.sampling), stop, grammar)
 
@@ -270,18 +258,3 @@ def _packed_dist(dist: Dists | None) -> tuple[bytes, ...]:
     if dist is None:
         raise RuntimeError("the engine sent no distribution")
     return dist.packed_ids, dist.packed_logprobs
-
-
-def _packed_scores(scores: list[TokenLogprobs | None] | None, k: int) -> tuple[bytes, ...]:
-    """[n] float32; [n, k] int32; [n, k] float32."""
-    scores = scores or []
-    chosen = np.full(len(scores), np.nan, np.float32)
-    ids = np.full((len(scores), k), -1, np.int32)
-    logprobs = np.full((len(scores), k), np.nan, np.float32)
-    for row, score in enumerate(scores):
-        if score is not None:
-            top = min(k, len(score.top_ids))
-            chosen[row] = score.logprob
-            ids[row, :top] = score.top_ids[:top]
-            logprobs[row, :top] = score.top_logprobs[:top]
-    return chosen.tobytes(), ids.tobytes(), logprobs.tobytes()
