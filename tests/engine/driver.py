@@ -146,7 +146,8 @@ class Driver:
         op = next(self.numbers)
         sequence = self.sequences[number]
         seed = self.random.randrange(1 << 40) if seed is None else seed
-        self.operations[op] = Operation(number, list(sequence.tokens), seed, limit, eos)
+        room = self.engine.info.max_context - len(sequence.tokens)
+        self.operations[op] = Operation(number, list(sequence.tokens), seed, min(limit, room), eos)
         sequence.active = op
         self.send(
             wire.Generate(

@@ -15,7 +15,7 @@ from weft.core.sampling import StopParams
 from weft.sched.policies import make_policy
 from weft.sched.policies.lru import LruPolicy
 from weft.sched.scheduler import Scheduler, SchedulerConfig
-from weft.sched.sequence import QueuePlace, ReturnOrder, SequenceState
+from weft.sched.sequence import COLD, NEW, QueuePlace, ReturnOrder, SequenceState
 
 
 class Noting(LruPolicy):
@@ -184,7 +184,7 @@ def test_a_return_whose_kv_is_gone_goes_before_newcomers_like_any_other(is_retur
         wire.Generate(seq=12, op=121, stop=StopParams(max_tokens=1)),
     )
     waiting = [engine.sequence(handle) for handle in (10, 11, 12)]
-    assert [sequence.place.is_return for sequence in waiting] == [False, False, is_return]
+    assert [sequence.place.line for sequence in waiting] == [NEW, NEW, COLD if is_return else NEW]
     assert waiting[2].place.first_s < 100 if is_return else waiting[2].place.first_s >= 100
 
 
@@ -213,7 +213,7 @@ def test_a_turn_that_another_tenant_of_the_namespace_renders_differently_still_w
         wire.Append(seq=2, op=20, tokens=pack_tokens([7] * 20 + [8, 9])),
         wire.Generate(seq=2, op=21, stop=StopParams(max_tokens=1)),
     )
-    assert not engine.sequence(2).place.is_return
+    assert engine.sequence(2).place.line == NEW
     engine.run()
     assert not wait.has_ended
     assert wait.end is not None

@@ -30,11 +30,13 @@ class Line:
         self._push(sequence, 0.0)
         return sequence
 
-    def come_back(self, sequence: Sequence, *, intercepted_s: float = 0.0, new_tokens: int = 5) -> None:
-        """More work for a sequence that has been admitted."""
+    def come_back(
+        self, sequence: Sequence, *, intercepted_s: float = 0.0, new_tokens: int = 5, has_kv: bool = True
+    ) -> None:
+        """More work for a sequence that has been admitted, whose KV is there or not."""
         sequence.place.num_known = sequence.total
         sequence.total += new_tokens
-        self._push(sequence, intercepted_s)
+        self._push(sequence, intercepted_s, has_kv=has_kv)
 
     def admit(self) -> Sequence:
         """The sequence that is next."""
@@ -45,8 +47,8 @@ class Line:
         sequence.move_to(SequenceState.IDLE)
         return sequence
 
-    def _push(self, sequence: Sequence, intercepted_s: float) -> None:
-        sequence.place.arrive(self.now, intercepted_s, "fair", AGING_S)
+    def _push(self, sequence: Sequence, intercepted_s: float, *, has_kv: bool = True) -> None:
+        sequence.place.arrive(self.now, intercepted_s, "fair", AGING_S, has_kv=has_kv)
         self.queue.push(sequence)
 
 
@@ -83,15 +85,30 @@ def test_returns_come_in_the_order_in_which_their_sessions_began() -> None:
     assert [line.admit() for _ in range(3)] == sessions
 
 
-def endless(line: Line, count: int) -> list[Sequence]:
+def test_a_return_whose_kv_is_gone_comes_after_those_whose_kv_is_there_and_before_newcomers() -> None:
+    """It takes the KV of others, as a newcomer does; but its session has begun."""
+    line = Line()
+    first, second, third, fourth = begun(line, 1, 2, 3, 4)
+    line.arrive(10)
+    line.now += 3 * AGING_S
+    for session, has_kv in ((third, False), (first, False), (fourth, True), (second, True)):
+        line.come_back(session, intercepted_s=line.now - 5, has_kv=has_kv)
+    line.arrive(11)
+    line.admit()  # the first newcomer, which has waited for long
+    assert [line.admit().seq for _ in range(5)] == [2, 4, 1, 3, 11]
+
+
+def endless(line: Line, count: int, *, has_kv: bool = True) -> list[Sequence]:
     """So many sessions that come back as soon as they have been admitted."""
     sessions = begun(line, *range(1, count + 1))
     for session in sessions:
-        line.come_back(session)
+        line.come_back(session, has_kv=has_kv)
     return sessions
 
 
-def admissions_until(line: Line, wanted: Sequence, others: list[Sequence], *, every_s: float = 1.0) -> int:
+def admissions_until(
+    line: Line, wanted: Sequence, others: list[Sequence], *, every_s: float = 1.0, has_kv: bool = True
+) -> int:
     """How many are admitted before one, while others have no end."""
     for count in range(10_000):
         line.now += every_s
@@ -99,8 +116,28 @@ def admissions_until(line: Line, wanted: Sequence, others: list[Sequence], *, ev
         if sequence is wanted:
             return count
         if sequence in others:
-            line.come_back(sequence)
+            line.come_back(sequence, has_kv=has_kv)
     raise AssertionError("it waits forever")
+
+
+def test_sessions_without_end_let_a_return_pass_whose_kv_is_gone() -> None:
+    line = Line()
+    *sessions, cold = endless(line, 6)
+    while line.admit() is not cold:
+        pass
+    for session in sessions:
+        line.come_back(session)
+    line.come_back(cold, has_kv=False)
+    assert admissions_until(line, cold, sessions) <= AGING_S + len(sessions)
+
+
+@pytest.mark.parametrize("every_s", [1.0, AGING_S])
+def test_sessions_whose_kv_is_always_gone_let_newcomers_pass(every_s: float) -> None:
+    line = Line()
+    sessions = endless(line, 6, has_kv=False)
+    newcomers = [line.arrive(seq) for seq in range(10, 14)]
+    waits = [admissions_until(line, one, sessions, every_s=every_s, has_kv=False) for one in newcomers]
+    assert all(wait <= 2 * MAX_CONTEXT / 5 + AGING_S / every_s + len(sessions) for wait in waits)
 
 
 def test_sessions_without_end_let_a_newcomer_pass_that_was_the_first_for_long_enough() -> None:

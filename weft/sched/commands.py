@@ -230,9 +230,12 @@ class CommandHandler:
         """A new operation: an idle sequence takes its place in the queue at this moment."""
         if sequence.state is SequenceState.IDLE and len(sequence.ops) == 1:
             config = self._state.config
+            interception = self._state.interception
+            has_kv = sequence.wait is None or interception.has_most(sequence, sequence.wait)
             sequence.place.num_known = sequence.high_water
-            sequence.place.arrive(now, now - sequence.last_active_s, config.return_order, config.aging_s)
-            self._state.interception.returned(sequence, now)
+            waited_s = now - sequence.last_active_s
+            sequence.place.arrive(now, waited_s, config.return_order, config.aging_s, has_kv=has_kv)
+            interception.returned(sequence, now)
         else:
             sequence.wait_kind, sequence.expected_s = WaitKind.PROGRAM, None
         advance(self._state, sequence, now)

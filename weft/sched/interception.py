@@ -41,6 +41,8 @@ IDLE_COPIES = 1024
 """Pages that a step may move which computes nothing."""
 HORIZON_STEPS = 8
 """Copies are made ahead of runs that would be given up within so many steps full of prompts."""
+MOST = 0.5
+"""Part of its tokens of which a return has KV, in either tier, that goes before those whose KV is gone."""
 MIN_PRUNED = 256
 """Waits of closed sequences from which on those that have ended are dropped: whenever there are twice as many as the
 last time left."""
@@ -374,6 +376,11 @@ class Interception:
 
     # Returning
 
+    def has_most(self, sequence: Sequence, wait: Wait) -> bool:
+        """Whether most of the KV is there that a parked sequence has had."""
+        num_pages = 0 if wait.end is None else wait.end.depth_pages
+        return bool(sequence.table.pages) or num_pages * self._cache.page_size >= MOST * sequence.high_water
+
     def returned(self, sequence: Sequence, now: float) -> None:
         """A sequence that had nothing to do has work: until it gets its pages, it waits for the device alone."""
         wait = sequence.wait
@@ -444,7 +451,9 @@ class Interception:
         if last is not None:
             place = sequence.place
             place.first_s, place.active_s, place.num_known = last.first_s, last.active_s, last.num_tokens
-            place.arrive(now, now - last.since_s, self._config.return_order, self._config.aging_s)
+            has_kv = match.num_pages * self._cache.page_size >= MOST * last.num_tokens
+            waited_s = now - last.since_s
+            place.arrive(now, waited_s, self._config.return_order, self._config.aging_s, has_kv=has_kv)
 
     def end_continued(self, sequence: Sequence, match: Match, tokens: bytes, arrival_s: float) -> None:
         """End the waits that a new sequence, which arrived at `arrival_s`, continues: it supersedes them."""

@@ -9,23 +9,24 @@
    cost, as in Sheng et al., "Fairness in Serving Large Language Models", 2024). Each tenant has a *lane* with a virtual
    start. The lane with the smallest start is served, and its start grows by the tokens that its sequence computes and
    generates. A lane that becomes busy starts no earlier than the lane served last, so that idle time earns nothing.
-3. **Session.** Within a lane *returns*, sequences that were intercepted, come before *newcomers*. Returns come by the
-   arrival of their first work (APIServe, section 4.3), newcomers by arrival, both then by sequence number. One that has
-   waited for long may *pass*: the first of the newcomers, or the return that has waited longest, goes before returns
-   that came back more than `aging_s` after it became the first. Once one has passed, returns get `max_context` new
-   tokens before another one does.
+3. **Session.** A sequence that was intercepted is *warm* if most of its KV is there, else *cold*; one that was not is a
+   *newcomer*. Within a lane warm sequences come first, then cold ones, both by the arrival of the first work of their
+   session (APIServe, section 4.3), then newcomers by arrival. One that has waited for long may *pass*: of the warm, of
+   the cold, or of the newcomers, the one that has waited longest goes before those that came, or came back, more than
+   `aging_s` after it became the first. Once one has passed, returns get `max_context` new tokens before another one
+   does.
 
-Sessions that have begun are finished first because open sessions hold memory. When newcomers went before all returns as
-soon as they had waited for `aging_s`, overload opened more sessions than memory holds, and each lost its KV before its
-next turn. For the same reason returns do not come in the order in which they came back. A session that ends has at most
-`max_context` new tokens, so no more newcomers pass than sessions end.
+Sessions that have begun are finished first because open sessions hold memory, and of these the warm ones, because a
+cold one takes the KV of others. In overload, each session lost its KV before its next turn when newcomers went before
+all returns as soon as they had waited for `aging_s`, and when cold returns went before warm ones. A session that ends
+has at most `max_context` new tokens, so no more sessions begin by passing than end.
 
 Every wait within a service is bounded. A level's oldest sequence keeps its key while later arrivals get larger ones, so
 only finitely many sequences of other levels overtake it; within its level every lane that is served moves past the lane
-of the sequence after finitely many turns. Within a lane newcomers and the longest waiting returns pass in turn, so the
-n-th newcomer waits for no more than n times `aging_s` and the time in which returns get 2 `max_context` new tokens,
-however long sessions last. `ServiceClasses` bounds waits for earlier services. The order is total: it depends on the
-calls made to it alone.
+of the sequence after finitely many turns. Within a lane the longest waiting warm sequences, cold ones and newcomers
+pass in turn, so the n-th newcomer waits for no more than n times `aging_s` and the time in which returns get 3
+`max_context` new tokens, however long sessions last. `ServiceClasses` bounds waits for earlier services. The order is
+total: it depends on the calls made to it alone.
 
 Owns the virtual starts and the numbers of admissions. Knows no pages and no device. Called by `WaitingQueue`.
 """
@@ -38,7 +39,7 @@ import math
 from collections.abc import Collection
 from typing import Protocol, TypeVar
 
-from weft.sched.sequence import COMING_BACK, QueuePlace, Rank, Sequence
+from weft.sched.sequence import COMING_BACK, NEW, QueuePlace, Rank, Sequence
 
 WaitingEntry = tuple[float, float, int, int, Sequence]
 """(the three numbers of the rank, ticket, sequence). It is void once the sequence's ticket is another one, or 0. Flat,
@@ -88,12 +89,12 @@ class AdmissionOrder(Protocol):
 
 
 class DeferredGroup:
-    """Sequences of one tenant and level that were set aside together, in order of rank: either returns or not."""
+    """Sequences of one tenant, level and line that were set aside together, in order of rank."""
 
-    def __init__(self, level: tuple[int, int], tenant: str, is_return: bool):
+    def __init__(self, level: tuple[int, int], tenant: str, line: int):
         self.level = level
         self.tenant = tenant
-        self.is_return = is_return
+        self.line = line
         self.first_s = math.inf
         """When the first work of the oldest one arrived."""
         self._heap: list[WaitingEntry] = []
@@ -175,7 +176,7 @@ def _sweep(heap: list[_AnyEntry]) -> None:
 
 
 def _oldest(heap: list[_Aged]) -> WaitingEntry | None:
-    """The return of the oldest sequence that still waits. Drops void entries before it."""
+    """That of the oldest session which still waits. Drops void entries before it."""
     while heap:
         _, _, ticket, item = heap[0]
         if isinstance(item, Sequence):
@@ -187,21 +188,29 @@ def _oldest(heap: list[_Aged]) -> WaitingEntry | None:
     return None
 
 
+class _Line:
+    """The warm sequences of a lane, the cold ones, or the newcomers."""
+
+    __slots__ = ("by_age", "heap", "key")
+
+    def __init__(self) -> None:
+        self.heap: _Heap = []
+        """All of them, by rank: for how long they have waited."""
+        self.by_age: list[_Aged] = []
+        """The same, by the arrival of the first work of their sessions. Empty for newcomers, whose rank says it."""
+        self.key = -math.inf
+        """As in ranks, when the one that waited longest was last admitted: since then the next one is the first."""
+
+    def sweep(self) -> None:
+        """Drop void entries."""
+        _sweep(self.heap)
+        _sweep(self.by_age)
+
+
 class _Lane:
     """Waiting sequences of one tenant in a level."""
 
-    __slots__ = (
-        "_newcomer_key",
-        "_num_owed",
-        "_return_key",
-        "by_age",
-        "has_turn",
-        "newcomers",
-        "number",
-        "returns",
-        "start",
-        "tenant",
-    )
+    __slots__ = ("_num_owed", "has_turn", "lines", "number", "start", "tenant")
 
     def __init__(self, tenant: str, number: int, start: float):
         self.tenant = tenant
@@ -210,62 +219,63 @@ class _Lane:
         """Virtual time in tokens: what has been served to the tenant, counted from a common origin."""
         self.has_turn = False
         """Whether the level's `turns` have an entry of it."""
-        self.newcomers: _Heap = []
-        self.returns: _Heap = []
-        self.by_age: list[_Aged] = []
-        """The returns again, by the arrival of the first work of their sequences."""
-        self._newcomer_key = self._return_key = -math.inf
-        """As in ranks, the time since when the first of the newcomers, and of the returns, is the first."""
+        self.lines = (_Line(), _Line(), _Line())
+        """By `QueuePlace.line`."""
         self._num_owed = 0
         """New tokens that returns get before one goes ahead of an older one again because it has waited for long."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there are no entries, void ones included."""
-        return not (self.newcomers or self.returns)
+        warm, cold, new = self.lines
+        return not (warm.heap or cold.heap or new.heap)
 
     def first(self) -> WaitingEntry | None:
         """Who is next: see the module."""
-        newcomer = _first(self.newcomers) if self.newcomers else None
-        longest = _first(self.returns) if self.returns else None
-        if longest is None:
-            return newcomer
-        oldest = longest if self.by_age[0][3] is longest[4] else _oldest(self.by_age)
-        assert oldest is not None, "every return is in both heaps"
-        if newcomer is None and oldest is longest:
-            return longest
-        newcomer_key = math.inf if newcomer is None else max(newcomer[0], self._newcomer_key)
-        return_key = max(longest[0], self._return_key)
-        if self._num_owed > 0 or oldest[0] < min(newcomer_key, return_key):
-            return oldest
-        return newcomer if newcomer_key <= return_key else longest
+        usual = passing = None
+        passing_key = math.inf
+        for line in self.lines:
+            longest = _first(line.heap) if line.heap else None
+            if longest is None:
+                continue
+            if usual is None:
+                by_age = line.by_age
+                usual = longest if not by_age or by_age[0][3] is longest[4] else _oldest(by_age)
+            key = max(longest[0], line.key)
+            if key <= passing_key:
+                passing, passing_key = longest, key
+        if usual is None or self._num_owed > 0 or usual[0] < passing_key:
+            return usual
+        return passing
 
     def admitted(self, sequence: Sequence, num_tokens: int, max_context: int, key: float) -> None:
         """The sequence that was next has been admitted at a time, as in ranks, and has `num_tokens` to compute."""
         self.start += max(num_tokens, 1)
         place = sequence.place
-        if not place.is_return:
-            self._newcomer_key = key
-        else:
+        line = self.lines[place.line]
+        if place.line != NEW:
             self._num_owed -= max(sequence.total - place.num_known, 1)
-            if self.returns and self.returns[0][:3] == place.rank:  # it is void now, and still in its place
-                self._return_key = key
-        if self.by_age and self.by_age[0][3] is not sequence:
-            oldest = _oldest(self.by_age)
-            if oldest is not None and oldest[4].place.first_s < place.first_s:
-                self._num_owed = max_context
+        if line.heap and line.heap[0][:3] == place.rank:  # it is void now, and still in its place
+            line.key = key
+        has_passed = False
+        for before in self.lines[: place.line]:
+            has_passed |= bool(before.heap) and _first(before.heap) is not None
+        if not has_passed and line.by_age and line.by_age[0][3] is not sequence:
+            oldest = _oldest(line.by_age)
+            has_passed = oldest is not None and oldest[4].place.first_s < place.first_s
+        if has_passed:
+            self._num_owed = max_context
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """A sequence of the lane has generated tokens."""
         self.start += max(num_tokens, 1)
-        if sequence.place.is_return:
+        if sequence.place.line != NEW:
             self._num_owed -= num_tokens
 
     def sweep(self) -> None:
         """Drop void entries."""
-        _sweep(self.newcomers)
-        _sweep(self.returns)
-        _sweep(self.by_age)
+        for line in self.lines:
+            line.sweep()
 
 
 class _Level:
@@ -287,21 +297,17 @@ class _Level:
         self._num_lanes = 0
         """Lanes made so far. Their numbers decide between equal starts."""
 
-    def join_lane(self, tenant: str, item: _Item, is_return: bool) -> None:
-        """Enter the lane of a tenant."""
+    def join_lane(self, tenant: str, item: _Item, line: int, first_s: float) -> None:
+        """Enter a line of a tenant's lane. `first_s`: when the session began, that of a group's oldest one."""
         lane = self.lanes.get(tenant)
         if lane is None:
             self._num_lanes += 1
             lane = self.lanes[tenant] = _Lane(tenant, self._num_lanes, self.virtual)
         elif lane.start < self.virtual and lane.first() is None:
             lane.start = self.virtual
-        if is_return:
-            waiting = item[4]
-            first_s = waiting.place.first_s if isinstance(waiting, Sequence) else waiting.first_s
-            heapq.heappush(lane.returns, item)
-            heapq.heappush(lane.by_age, (first_s, *item[2:]))
-        else:
-            heapq.heappush(lane.newcomers, item)
+        heapq.heappush(lane.lines[line].heap, item)
+        if line != NEW:
+            heapq.heappush(lane.lines[line].by_age, (first_s, *item[2:]))
         if not lane.has_turn:
             lane.has_turn = True
             heapq.heappush(self._turns, (lane.start, lane.number, lane))
@@ -310,7 +316,8 @@ class _Level:
         """The next sequence of the level, of tenants that are not in `but`. Their lanes earn nothing meanwhile."""
         if len(self._turns) == 1 and not (but or self.resumed):  # one lane is busy: the usual case, without the heap
             lane = self._turns[0][2]
-            entry = lane.first() if lane.returns else _first(lane.newcomers)
+            warm, cold, new = lane.lines
+            entry = lane.first() if warm.heap or cold.heap else _first(new.heap)
             if entry is not None:
                 if lane.start > self.virtual:
                     self.virtual = lane.start
@@ -325,7 +332,7 @@ class _Level:
             if lane.tenant in but:
                 held.append(heapq.heappop(self._turns)[2])
                 continue
-            entry = lane.first() if lane.returns else _first(lane.newcomers)
+            entry = lane.first()
             if entry is None:
                 heapq.heappop(self._turns)
                 lane.has_turn = False
@@ -383,14 +390,14 @@ class FairOrder:
         if place.was_admitted:
             heapq.heappush(level.resumed, item)
         else:
-            level.join_lane(sequence.tenant, item, place.is_return)
+            level.join_lane(sequence.tenant, item, place.line, place.first_s)
 
     def push_group(self, group: DeferredGroup) -> None:
         """Enter the lane of the group's tenant and priority as one entry."""
         first = group.first()
         if first is not None:
             item = (*first[:4], group)
-            self._enter(group.level, item).join_lane(group.tenant, item, group.is_return)
+            self._enter(group.level, item).join_lane(group.tenant, item, group.line, group.first_s)
 
     def next(self, but: Collection[str] = ()) -> Sequence | None:
         """The level of the smallest rank, in it the lane of the smallest start, in it the smallest rank."""

@@ -22,7 +22,7 @@ class _Awaited:
     """The groups that wait for one in-flight prefix, by the pages it must have first."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, dict[tuple[tuple[int, int], str, bool], DeferredGroup]] = {}
+        self._groups: dict[int, dict[tuple[tuple[int, int], str, int], DeferredGroup]] = {}
         self._pages: list[int] = []
         """The keys of `_groups` as a heap."""
 
@@ -32,7 +32,7 @@ class _Awaited:
         if groups is None:
             groups = self._groups[num_pages] = {}
             heapq.heappush(self._pages, num_pages)
-        key = sequence.level, sequence.tenant, sequence.place.is_return
+        key = sequence.level, sequence.tenant, sequence.place.line
         group = groups.get(key)
         if group is None:
             group = groups[key] = DeferredGroup(*key)

@@ -25,7 +25,7 @@ from weft.cache.manager import KVCache
 from weft.sched.event_log import EventLog
 from weft.sched.interception import Interception
 from weft.sched.reclaim_policy import Purpose, ReclaimPolicy, ReclaimView
-from weft.sched.sequence import GenerateOp, Sequence, SequenceState
+from weft.sched.sequence import COLD, GenerateOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
 Room = Literal["enough", "none", "beyond_share", "spared"]
@@ -185,7 +185,8 @@ class Reclaimer:
         less: none, or it has waited for them for `aging_s`, by which a more urgent priority counts as having come
         earlier. The newcomers of a tenant wait one after the other."""
         place, tiers = sequence.place, self._cache.tiers
-        if place.num_known or place.was_admitted or sequence.table.pages:
+        has_begun = place.num_known > 0 and place.line != COLD
+        if has_begun or place.was_admitted or sequence.table.pages:
             return 0
         if self._interception.recomputed.at(now) < THRASHING:
             return 0

@@ -181,6 +181,9 @@ Rank = tuple[float, float, int]
 """(seconds of arrival, with priority; number of the first admission, or infinity; sequence number)."""
 
 
+WARM, COLD, NEW = range(3)
+
+
 @dataclass(slots=True)
 class QueuePlace:
     """A sequence's place among those that wait. Owned by `WaitingQueue` and its order, but for the last two fields,
@@ -194,8 +197,9 @@ class QueuePlace:
     active_s: float = math.nan
     """The same, moved forward by all the time for which the sequence was intercepted, and at most `aging_s` ahead of
     its last return."""
-    is_return: bool = False
-    """Whether the operation under way found the sequence intercepted, and its place is that of `fair`."""
+    line: int = NEW
+    """`NEW`, unless the operation under way found the sequence intercepted and its place is that of `fair`: then `WARM`
+    if most of its KV was there, else `COLD`."""
     num_known: int = 0
     """Of its tokens, those whose KV was computed before the operation under way: others are new."""
     admission: float = math.inf
@@ -212,7 +216,7 @@ class QueuePlace:
     deferred_pages: int = 0
     """Pages of its prefix that were indexed when it was last deferred."""
     held_since_s: float = math.inf
-    """Since when a newcomer waits for KV that is worth more than its admission; infinity: it does not."""
+    """Since when one that is not warm waits for KV that is worth more than its admission; infinity: it does not."""
     defer_until_step: int = -1
     """It is not deferred any more from this step on, unless more of its prefix has been indexed; -1: never deferred."""
 
@@ -221,13 +225,15 @@ class QueuePlace:
         """Whether it has run, and been charged, for the operation under way."""
         return self.admission < COMING_BACK
 
-    def arrive(self, now: float, intercepted_s: float, order: ReturnOrder, aging_s: float) -> None:
-        """A sequence that had nothing to do for `intercepted_s` got an operation."""
-        self.admission = math.inf
+    def arrive(
+        self, now: float, intercepted_s: float, order: ReturnOrder, aging_s: float, *, has_kv: bool = True
+    ) -> None:
+        """A sequence that had nothing to do for `intercepted_s` got an operation. `has_kv`: most of its KV is there."""
+        self.admission = self.held_since_s = math.inf
         if math.isnan(self.first_s):
             self.first_s = self.active_s = now
         elif order == "fair":
-            self.is_return = True
+            self.line = WARM if has_kv else COLD
             self.active_s = max(self.active_s + intercepted_s, now - aging_s)
         self.since_s = {"fair": self.active_s, "arrival": self.first_s, "last": now}[order]
 
