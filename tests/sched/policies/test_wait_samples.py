@@ -67,10 +67,10 @@ def test_the_chance_of_an_end_by_hand() -> None:
     waits = [(float(seconds), True) for seconds in range(1, 9)] + [(10.0, False)] * 6 + [(20.0, True)] * 2
     for wait_s, ended in [*waits, *[(30.0, False)] * 4]:
         samples.add("t", "k", wait_s, ended=ended)
-    late = 2 / 6
-    assert chance(samples, 9.0) == chance(samples, 20.0) == pytest.approx(late)
-    assert chance(samples, 5.0) == pytest.approx(4 / 16 + 12 / 16 * late)
-    assert chance(samples, 0.0) == pytest.approx(8 / 20 + 12 / 20 * late)
+    assert chance(samples, 9.0) == pytest.approx(2 / 12)
+    assert chance(samples, 20.0) == pytest.approx(2 / 6)
+    assert chance(samples, 5.0) == pytest.approx(6 / 16)
+    assert chance(samples, 0.0) == pytest.approx(10 / 20)
     assert chance(samples, 25.0) == chance(samples, 1e6) == pytest.approx(1 / 5), "as of the five longest"
     assert WaitSamples().lasted(np.array([0]), np.array([3.0])).chance.item() == 1, "nothing is known"
 
