@@ -11,9 +11,9 @@ sequences for those that it runs, and those that it runs for the first of them i
 tenants that use more than theirs are preempted. The only running sequence of a tenant gets what is kept where nothing
 else is left, so every sequence comes to its turn.
 
-In overload a newcomer, whose session has no KV yet, takes no KV of its tenant that the interception policy *spares*, as
-long as other sequences run. Otherwise all KV that waits is given up, however soon it is needed, and the device computes
-it again.
+In overload newcomers, and returns whose KV is gone, take no KV of their tenant that the interception policy *spares*,
+as long as other sequences run. Otherwise all KV that waits is given up, however soon it is needed, and the device
+computes it again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from weft.sched.sequence_table import SequenceTable
 
 Room = Literal["enough", "none", "beyond_share", "spared"]
 """Whether there is room for a sequence; if not, there may be for sequences of other tenants: `beyond_share`, for those
-that stay within their share; `spared`, for those that have begun."""
+that stay within their share; `spared`, for those that have KV."""
 
 
 THRASHING = 0.1
-"""Part of the recent time that goes into recomputation, from which on newcomers wait for spared KV. Below, a device is
-full but keeps up, and making newcomers wait would only delay them."""
+"""Part of the recent time that goes into recomputation, from which on those without KV wait for spared KV. Below, a
+device is full but keeps up, and making them wait would only delay them."""
 
 
 class Reclaimer:
@@ -51,7 +51,7 @@ class Reclaimer:
         max_step_tokens: int,
         aging_s: float,
     ):
-        """`aging_s`: for how long a newcomer waits at most, once it is the first, rather than take KV that the
+        """`aging_s`: for how long one without KV waits at most, once it is the first, rather than take KV that the
         interception policy spares."""
         self._cache = cache
         self._sequences = sequences
@@ -181,9 +181,9 @@ class Reclaimer:
         return True
 
     def _missing_but_spared(self, sequence: Sequence, needed: int, now: float) -> int:
-        """How many of `needed` pages a newcomer without pages lacks that does not take spared ones of its tenant; 0 or
-        less: none, or it has waited for them for `aging_s`, by which a more urgent priority counts as having come
-        earlier. The newcomers of a tenant wait one after the other."""
+        """How many of `needed` pages a newcomer, or a return whose KV is gone, lacks that does not take spared ones of
+        its tenant; 0 or less: none, or it has waited for them for `aging_s`, by which a more urgent priority counts as
+        having come earlier. Those of a tenant wait one after the other."""
         place, tiers = sequence.place, self._cache.tiers
         has_begun = place.num_known > 0 and place.line != COLD
         if has_begun or place.was_admitted or sequence.table.pages:
