@@ -12,8 +12,8 @@ file is written after each section; it has the partial results of a section that
     llama-3-8b   the same
     peer         32 requests on the shape of Qwen3-0.6B by transformers' continuous batching
 
-`--device cpu --tiny` runs everything at tiny sizes, as a smoke test. `python -m pytest -m gpu` runs the tests that need a
-device: whole engines, whose tokens must be those of a CPU.
+`--device cpu --tiny` runs everything at tiny sizes, as a smoke test. `python -m pytest -m gpu` runs the tests that need
+a device: whole engines, whose tokens must be those of a CPU.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def kernels(device: str, tiny: bool, save: Save) -> None:
 
 def models(name: str, device: str, tiny: bool, save: Save) -> None:
     """Measure the sections of models; the module's docstring lists them."""
-    from bench import gpu_models  # not at the top: kernels are checked where the engine's dependencies are not installed
+    # Not at the top: kernels are checked also where what the engine depends on is not installed.
+    from bench import gpu_models
 
     load = gpu_models.TINY if tiny else gpu_models.LARGE
     load = load._replace(options={**load.options, "device": device})

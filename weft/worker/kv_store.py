@@ -133,7 +133,7 @@ class _HostPool:
             self.pages = huge_pages.empty(num_pages, bytes_per_page, dtype=torch.uint8).zero_()
             if pinned and self.pages.numel():
                 # Not torch's pinned memory: its allocator takes the next power of two of bytes, and never returns them.
-                cuda: Any = torch.cuda.cudart()
+                cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
                 torch.cuda.check_error(cuda.cudaHostRegister(self.pages.data_ptr(), self.pages.numel(), 0))
                 self._is_registered = True
         except RuntimeError as error:
@@ -148,5 +148,5 @@ class _HostPool:
         """Give up the pinning: nothing crosses to or from the device any more. Idempotent."""
         if self._is_registered:
             self._is_registered = False
-            cuda: Any = torch.cuda.cudart()
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             torch.cuda.check_error(cuda.cudaHostUnregister(self.pages.data_ptr()))
