@@ -12,6 +12,7 @@ from weft.cache.nodes import Wait
 from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
+from weft.core.waits import COHORT_TOKENS, of_cohort
 from weft.sched.policies import make_policy
 from weft.sched.policies.lru import LruPolicy
 from weft.sched.scheduler import Scheduler, SchedulerConfig
@@ -31,16 +32,22 @@ class Noting(LruPolicy):
 class Engine(Alone):
     """A scheduler alone, with a policy of choice."""
 
-    def __init__(self, policy: str | Noting = "min_waste", *, num_pages: int = 12):
+    def __init__(self, policy: str | Noting = "min_waste", *, num_pages: int = 12, max_context: int = 90):
         super().__init__(num_pages=num_pages)
         made = make_policy(policy) if isinstance(policy, str) else policy
-        config = SchedulerConfig(max_context=90, max_running=4, max_step_tokens=32, vocab_size=100)
+        config = SchedulerConfig(
+            max_context=max_context, max_running=4, max_step_tokens=32 if max_context == 90 else 512, vocab_size=100
+        )
         self.cache = KVCache(num_pages, page_size=8)
         self.scheduler = Scheduler(config, self.cache, policy=made)
 
     def run(self) -> None:
         while self.scheduler.has_work:
             self.turn()
+
+    def pages_of(self, num_tokens: int) -> int:
+        """Pages that are left of the last finished turn of so many tokens."""
+        return max([w.end.depth_pages for w in waits_of(self) if w.num_tokens == num_tokens and w.end], default=0)
 
     def plain(self, seq: int, tokens: list[int], *, tenant: str = "", kind: str = "chat") -> wire.OperationUsage:
         """A request of a plain client, to its end. Token 5 is generated."""
@@ -143,6 +150,47 @@ def test_a_newer_turn_supersedes_the_wait_of_the_older() -> None:
 def waits_of(engine: Engine) -> list[Wait]:
     """All that wait for KV that is still there."""
     return [w for tree in engine.cache.trees().values() for node in tree.nodes() for w in node.waits.values()]
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_turn_of_which_a_shared_prefix_is_left_is_continued_by_its_own_tokens_alone(is_same: bool) -> None:
+    engine, shared = Engine(), [6] * 16
+    engine.plain(1, [*shared, *[7] * 24])
+    [wait] = waits_of(engine)
+    engine.now = 50.0
+    engine.plain(2, [*shared, 8], kind="")
+    engine.plain(3, [9] * 75, kind="")
+    assert wait.end is not None
+    assert wait.end.depth_pages == 2, "only the prefix is left"
+    engine.now = 100.0
+    rest = [*[7] * 24, 5, 3] if is_same else [5] * 40
+    usage = engine.plain(4, [*shared, *rest], kind="")
+    assert usage.num_cached_tokens == 16
+    assert usage.num_continued_tokens == (16 if is_same else 0)
+    assert wait.has_ended == is_same
+    assert engine.scheduler.stats().wait_returns == ({"chat": {"recomputed": 1}} if is_same else {})
+
+
+def test_sessions_that_begin_like_those_which_nobody_answers_go_first() -> None:
+    engine = Engine(num_pages=120, max_context=400)
+    once, agent = [1] * COHORT_TOKENS, [2] * COHORT_TOKENS
+    for number in range(60):
+        engine.plain(2 * number + 1, [*once, *[number] * 80])  # nobody goes on with it
+        engine.now += 20.0
+        turn = [*agent, *[number] * 40]
+        engine.plain(2 * number + 2, turn)
+        engine.now += 20.0
+        engine.plain(1000 + number, [*turn, 5, 9], kind="")
+    engine.plain(2001, [*agent, *[90] * 60])
+    engine.plain(2002, [*once, *[91] * 70])
+    groups = {wait.num_tokens: wait.group for wait in waits_of(engine)}
+    assert groups[COHORT_TOKENS + 71] == of_cohort("chat", pack_tokens(once))
+    kept, lost = COHORT_TOKENS + 61, COHORT_TOKENS + 71
+    before = engine.pages_of(kept), engine.pages_of(lost)
+    assert all(before)
+    engine.plain(3000, [3] * 300)
+    assert engine.pages_of(kept) == before[0]
+    assert engine.pages_of(lost) < before[1], "although it came later"
 
 
 GONE = [6] * 10

@@ -163,7 +163,7 @@ class Candidates:
         else:
             expected_s = np.nan if youngest.expected_s is None else youngest.expected_s
             floats[:, row] = youngest.since_s, expected_s, weight
-            kind = self._number(youngest.kind)
+            kind = self._number(youngest.group or youngest.kind)
             ints[:, row] = kind, node.depth_pages, node.num_pages, node.node_id, tenant
         bools[:, row] = True, bool(node.copies), False, False, node.is_explicit, False
         self._late.append((row, self._tickets))

@@ -166,9 +166,11 @@ class Wait:
 
     __slots__ = (
         "active_s",
+        "cohort",
         "end",
         "expected_s",
         "first_s",
+        "group",
         "has_ended",
         "is_open",
         "kind",
@@ -197,6 +199,8 @@ class Wait:
         first_s: float = 0.0,
         active_s: float = 0.0,
         request_id: str = "",
+        cohort: str = "",
+        group: str = "",
     ):
         self.seq = seq
         self.tenant = tenant
@@ -217,6 +221,10 @@ class Wait:
         self.first_s = first_s
         self.active_s = active_s
         """Of a closed sequence: its age (`QueuePlace`), which the sequence that continues it inherits."""
+        self.cohort = cohort
+        """Of a closed sequence: kind and cohort, to learn from (`weft.core.waits.of_cohort`); empty: the kind alone."""
+        self.group = group
+        """Of a closed sequence: from which waits this one is estimated; empty: those of its kind."""
         self.was_cut = False
         """Whether some of its KV is gone."""
         self.has_ended = False

@@ -53,7 +53,7 @@ class RunUses:
         for wait in node.waits.values():
             if not (wait.is_open or wait.was_cut or wait.kind == PREFIX):
                 wait.was_cut = True
-                self.observe(wait.tenant, wait.kind, now - wait.since_s, False, wait.since_s)
+                self.observe(wait.tenant, wait.cohort or wait.kind, now - wait.since_s, False, wait.since_s)
 
 
 def _label(node: Node) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from enum import StrEnum
+from zlib import crc32
 
 from weft.abi.errors import InvalidRequest
+from weft.core.ids import TOKEN_BYTES
 
 MAX_KIND_CHARS = 64
 
@@ -51,7 +53,7 @@ _LABELS: dict[str, str] = {kind: kind.value for kind in WaitKind}
 
 
 def label_of(kind: str) -> str:
-    """The name under which a kind is counted: that of a `WaitKind`, without the name of a tool, or `OTHER`."""
+    """The name under which a kind is counted: that of a `WaitKind`, without a tool's name and a cohort, or `OTHER`."""
     return _LABELS.get(kind) or _LABELS.get(kind.partition(":")[0], OTHER)
 
 
@@ -61,6 +63,23 @@ def tool_wait(names: Collection[str]) -> str:
     if len(set(names)) != 1:
         return WaitKind.TOOLS
     return f"{WaitKind.TOOLS}:{next(iter(names))}"[:MAX_KIND_CHARS]
+
+
+COHORT_TOKENS = 256
+"""Sessions of a tenant that begin with the same tokens, so many, are a *cohort*: mostly of one application and system
+prompt. Whether somebody answers depends on that."""
+_COHORT = ":#"
+
+
+def of_cohort(kind: str, tokens: bytes) -> str:
+    """A kind of wait together with the cohort of a sequence whose first tokens these are, packed. Empty where they are
+    fewer than `COHORT_TOKENS`."""
+    return f"{kind}{_COHORT}{crc32(tokens):08x}" if len(tokens) >= COHORT_TOKENS * TOKEN_BYTES else ""
+
+
+def without_cohort(kind: str) -> str:
+    """The kind of `of_cohort`; of a kind alone, itself."""
+    return kind.partition(_COHORT)[0]
 
 
 PROGRAM_WAITS = frozenset({WaitKind.HTTP, WaitKind.SLEEP, WaitKind.MESSAGE, WaitKind.TOOL})

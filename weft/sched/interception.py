@@ -23,7 +23,7 @@ from weft.cache.runs import PageRuns, Ranking
 from weft.cache.tiers import UNLIMITED
 from weft.core.cost.model import Costs, StepShape
 from weft.core.ids import TOKEN_BYTES
-from weft.core.waits import WaitKind, check_wait, label_of
+from weft.core.waits import COHORT_TOKENS, WaitKind, check_wait, label_of, of_cohort
 from weft.core.wire import Expect, Release
 from weft.sched.config import SchedulerConfig
 from weft.sched.finished_turns import FinishedTurns
@@ -312,6 +312,7 @@ class Interception:
             num_written = min(num_written, num_pages * self._cache.page_size)
         retained = None if sequence.retained is None or sequence.retained.ended else sequence.retained
         action = self.policy.at_start(kind) if kind and hold is None else "keep"
+        cohort = of_cohort(kind, tokens[:COHORT_TOKENS].tobytes()) if kind else ""
         wait = Wait(
             sequence.seq,
             sequence.tenant,
@@ -323,6 +324,8 @@ class Interception:
             request_id=sequence.request_id,
             first_s=sequence.place.first_s,
             active_s=sequence.place.active_s,
+            cohort=cohort,
+            group=self.waits.group(self.policy, sequence.tenant, cohort) if cohort else "",
             expected_s=None if how.expected_in_s is None else now + how.expected_in_s,
         )
         if action == "discard" and retained is None:
@@ -470,7 +473,8 @@ class Interception:
         sequence.returned_kind = wait.kind
         announced_s = math.nan if wait.expected_s is None else wait.expected_s - wait.since_s
         waited_s = max(0.0, arrival_s - wait.since_s)
-        self.waits.past.append(PastWait(wait.tenant, wait.kind, waited_s, announced_s, since_s=wait.since_s))
+        kind = wait.cohort or wait.kind
+        self.waits.past.append(PastWait(wait.tenant, kind, waited_s, announced_s, since_s=wait.since_s))
 
     def _wait_without_kv(self, sequence: Sequence, tokens: bytes) -> Wait | None:
         """The wait of the turn that a new sequence with these tokens is the first to continue, though it finds nothing
@@ -482,6 +486,12 @@ class Interception:
             return None
         return turn.wait
 
+    def _is_whole(self, wait: Wait) -> bool:
+        """Whether all KV of a wait is there. What is left of one that was cut may be a prefix that others share, so the
+        tokens tell what continues it (`FinishedTurns`)."""
+        num_pages = 0 if wait.end is None else wait.end.depth_pages
+        return not wait.was_cut and num_pages >= wait.num_kv // self._cache.page_size
+
     def _continued(self, sequence: Sequence, match: Match, tokens: bytes) -> list[Wait]:
         """The waits of closed sequences of the same tenant that a new sequence continues, whose tokens have the prefix
         `match`. The one that it shares most tokens with is the last."""
@@ -492,6 +502,7 @@ class Interception:
             for node in sequence.table.tree.ends(match, tokens)
             for wait in node.waits.values()
             if not wait.is_open and wait.tenant == sequence.tenant and wait.num_tokens < len(sequence.tokens)
+            if wait.kind == WaitKind.HOLD or self._is_whole(wait)
         ]
         found.sort(key=lambda wait: (wait.num_tokens, wait.since_s))
         return found

@@ -33,6 +33,7 @@ class PastWait(NamedTuple):
 
     tenant: str
     kind: str
+    """With its cohort where it has one."""
     wait_s: float
     announced_s: float
     """How long it was announced to take; nan: it was not."""
@@ -63,6 +64,11 @@ class WaitLog:
         """Count a wait that has ended."""
         self.returns[label_of(kind), found] += 1
 
+    @staticmethod
+    def group(policy: InterceptPolicy, tenant: str, cohort: str) -> str:
+        """From which waits a policy estimates one of a kind and cohort (`weft.core.waits.of_cohort`)."""
+        return policy.estimator.group(tenant, cohort) if isinstance(policy, Predicting) else ""
+
     def tell(self, policy: InterceptPolicy) -> None:
         """Tell the policy of the waits that have ended, after comparing them with what it would have expected."""
         if not self.past:
@@ -70,7 +76,8 @@ class WaitLog:
         past = list(self.past)
         self.past.clear()
         if isinstance(policy, Predicting):
-            predicted = policy.estimator.remaining_s(_at_start(past), 0.0)
+            kinds = [policy.estimator.group(wait.tenant, wait.kind) for wait in past]
+            predicted = policy.estimator.remaining_s(_at_start(past, kinds), 0.0)
             for wait, expected_s in zip(past, predicted.tolist(), strict=True):
                 if expected_s > 0 and wait.has_ended:
                     label = label_of(wait.kind)
@@ -81,18 +88,18 @@ class WaitLog:
             policy.observe(wait.tenant, wait.kind, wait.wait_s, ended=wait.has_ended, since_s=wait.since_s)
 
 
-def _at_start(waits: list[PastWait]) -> PageRuns:
-    """The waits as runs at the moment when they began, which is 0."""
+def _at_start(waits: list[PastWait], estimated_as: list[str]) -> PageRuns:
+    """The waits as runs at the moment when they began, which is 0, each of the kind that it is estimated as."""
     kinds, tenants = {PREFIX: 0}, dict[str, int]()
-    for wait in waits:
-        kinds.setdefault(wait.kind, len(kinds))
+    for wait, kind in zip(waits, estimated_as, strict=True):
+        kinds.setdefault(kind, len(kinds))
         tenants.setdefault(wait.tenant, len(tenants))
     zeros, ones = np.zeros(len(waits)), np.ones(len(waits), np.int64)
     announced: F64 = np.array([wait.announced_s for wait in waits])
     return PageRuns(
         since_s=zeros,
         expected_s=announced,
-        kind=np.array([kinds[wait.kind] for wait in waits], np.int64),
+        kind=np.array([kinds[kind] for kind in estimated_as], np.int64),
         num_tokens=ones,
         num_pages=ones,
         has_copy=np.zeros(len(waits), np.bool_),

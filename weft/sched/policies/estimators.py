@@ -13,6 +13,7 @@ import numpy as np
 
 from weft.cache.runs import UNUSED, PageRuns
 from weft.core.step import F64, Bool
+from weft.core.waits import without_cohort
 from weft.sched.policies.wait_samples import LASTED_ENOUGH, Lasted, WaitSamples
 
 
@@ -41,7 +42,12 @@ class WaitEstimator(Protocol):
         ...
 
     def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
-        """A wait ended after `wait_s` seconds; without `ended`, its run was given up after so long, before it did."""
+        """A wait ended after `wait_s` seconds; without `ended`, its run was given up after so long, before it did.
+        `kind`: with its cohort where it has one."""
+        ...
+
+    def group(self, tenant: str, kind: str) -> str:
+        """The kind, with its cohort or without, as which a new wait of a tenant is estimated."""
         ...
 
 
@@ -73,6 +79,10 @@ class ElapsedEstimator:
     def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         """Nothing is learned from a wait."""
 
+    def group(self, tenant: str, kind: str) -> str:
+        """The kind alone."""
+        return without_cohort(kind)
+
 
 class OracleEstimator:
     """The announced return, for simulations that know it. `elapsed` where none is announced."""
@@ -98,11 +108,16 @@ class OracleEstimator:
     def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         """Nothing is learned from a wait."""
 
+    def group(self, tenant: str, kind: str) -> str:
+        """The kind alone."""
+        return without_cohort(kind)
+
 
 class LearnedEstimator:
     """The median of what was still to come in earlier waits of the same kind that lasted as long.
 
-    From the tenant's own waits of the kind if there are at least `ENOUGH`, else from those of all tenants, else as
+    From the tenant's own waits of the kind and cohort if there are at least `ENOUGH`, else from its other waits of the
+    kind, else from those of all tenants, else as
     `elapsed`; also as `elapsed` where fewer than `LASTED_ENOUGH` of these waits lasted so long. A return that is
     announced for later than now is believed.
     """
@@ -117,6 +132,10 @@ class LearnedEstimator:
         """Learn from a wait that lasted `wait_s` seconds, until it ended or its run was given up."""
         self._last = None
         self._samples.add(tenant, kind, wait_s, ended=ended, since_s=since_s)
+
+    def group(self, tenant: str, kind: str) -> str:
+        """With its cohort if there are enough waits of it."""
+        return kind if self._samples.has_cohort(tenant, kind) else without_cohort(kind)
 
     def remaining_s(self, runs: PageRuns, now: float) -> F64:
         """[n] seconds: the announced time of return, or the median of what was still to come in earlier waits of the

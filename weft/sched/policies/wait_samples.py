@@ -1,6 +1,8 @@
 """`WaitSamples`: the last waits per tenant and kind, and per kind over all tenants, in bounded memory.
 
-A *group* is one kind of one tenant, or one kind over all tenants. It keeps the last `MAX_SAMPLES` waits in a ring. Each
+A *group* is one kind of one tenant, one kind over all tenants, or one kind and cohort of one tenant: a cohort tells who
+answers from who does not. It is used, in place of the kind's, once it has enough waits; from then on they are not those
+of the kind any more, which is left to the others. A group keeps the last `MAX_SAMPLES` waits in a ring. Each
 group has a slot, a row of two arrays that grow with the number of groups; so waits are looked up for thousands of runs
 at once. Least recently observed groups are replaced, in a way that invented kinds do not push out those in use: a group
 without `ENOUGH` samples goes first where these fill a quarter of the room, and a tenant replaces only its own kinds
@@ -16,6 +18,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from weft.core.step import F64, I64, Bool
+from weft.core.waits import without_cohort
 
 Rows = TypeVar("Rows", F64, I64, Bool)
 
@@ -32,6 +35,8 @@ MAX_SAMPLES = WIDTH - 1
 MAX_GROUPS = 2048
 """Groups of tenants, about 4 KiB each."""
 KINDS_PER_TENANT = 64
+COHORTS_PER_TENANT = 256
+"""Kinds with a cohort. Most are of a single session and have few waits, so that the one observed longest ago goes."""
 SHARED_KINDS = 256
 
 
@@ -147,6 +152,8 @@ class WaitSamples:
         self._num_groups = 0
         self._shared = _Kinds(SHARED_KINDS)
         self._tenants: OrderedDict[str, _Kinds] = OrderedDict()
+        self._cohorts: OrderedDict[str, _Kinds] = OrderedDict()
+        """By tenant."""
         self._table: I64 | None = None
         """What `slots` returned last, for `_names`; None once a group was replaced or has become usable."""
         self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -158,12 +165,32 @@ class WaitSamples:
         if not 0.0 <= wait_s < np.inf:
             return
         self._now = np.fmax(self._now, since_s + wait_s)
-        self._note(self._shared, kind, wait_s, ended, since_s)
-        kinds = self._tenants.get(tenant)
+        plain = without_cohort(kind)
+        self._note(self._shared, plain, wait_s, ended, since_s)
+        own = self._of_tenant(self._tenants, tenant, KINDS_PER_TENANT)
+        has_cohort = self.has_cohort(tenant, kind)
+        self._note(own, plain, wait_s, ended, since_s, is_known=has_cohort)
+        if kind != plain and (has_cohort or not self._all_end(own.get(plain))):
+            self._note(self._of_tenant(self._cohorts, tenant, COHORTS_PER_TENANT), kind, wait_s, ended, since_s)
+
+    def has_cohort(self, tenant: str, kind: str) -> bool:
+        """Whether there are enough waits of a kind with its cohort."""
+        cohorts = self._cohorts.get(tenant)
+        group = None if cohorts is None else cohorts.get(kind)
+        return group is not None and group.num_observed >= ENOUGH
+
+    def _all_end(self, group: _Group | None) -> bool:
+        """Whether all waits of a group have ended, so that cohorts have nothing to tell apart."""
+        return group is None or self._counts[0, group.slot] == self._counts[1, group.slot]
+
+    @staticmethod
+    def _of_tenant(tenants: OrderedDict[str, _Kinds], tenant: str, capacity: int) -> _Kinds:
+        """The groups of a tenant, which is observed now."""
+        kinds = tenants.get(tenant)
         if kinds is None:
-            kinds = self._tenants[tenant] = _Kinds(KINDS_PER_TENANT)
-        self._tenants.move_to_end(tenant)
-        self._note(kinds, kind, wait_s, ended, since_s)
+            kinds = tenants[tenant] = _Kinds(capacity)
+        tenants.move_to_end(tenant)
+        return kinds
 
     def lasted(self, slots: I64, waited_s: F64) -> Lasted:
         """The waits in `slots` [n] that lasted `waited_s` [n], which is finite, or longer."""
@@ -193,15 +220,24 @@ class WaitSamples:
                 if kind in columns:
                     table[:, columns[kind]] = slot
             for row, tenant in enumerate(tenants):
-                if own := self._tenants.get(tenant):
-                    for kind, slot in own.used():
-                        if kind in columns:
-                            table[row, columns[kind]] = slot
+                for groups in (self._tenants, self._cohorts):
+                    if own := groups.get(tenant):
+                        for kind, slot in own.used():
+                            if kind in columns:
+                                table[row, columns[kind]] = slot
+                for kind, column in columns.items():
+                    if not table[row, column] and (plain := without_cohort(kind)) in columns:
+                        table[row, column] = table[row, columns[plain]]
             self._table, self._names = table, (tenants, kinds)
         return self._table
 
-    def _note(self, kinds: _Kinds, kind: str, wait_s: float, ended: bool, since_s: float) -> None:
+    def _note(
+        self, kinds: _Kinds, kind: str, wait_s: float, ended: bool, since_s: float, *, is_known: bool = False
+    ) -> None:
+        """Note a wait in a group; with `is_known`, only the end of one that is there."""
         group = kinds.get(kind)
+        if is_known and (group is None or not ended or not (self._since_s[group.slot] == since_s).any()):
+            return
         if group is None:
             group = _Group(self._free_slot(kinds))
         slot, place = group.slot, group.num_observed % MAX_SAMPLES
@@ -234,11 +270,12 @@ class WaitSamples:
         if kinds.is_full:
             return self._clear(kinds.replace())
         if not is_shared and self._num_groups >= MAX_GROUPS:
-            # The tenant that was observed longest ago has at least one group, unless it is the one that is new.
-            tenant, oldest = next((t, k) for t, k in self._tenants.items() if len(k))
+            # Cohorts first. The tenant that was observed longest ago has a group, unless it is the one that is new.
+            tenants = self._cohorts if any(len(k) for k in self._cohorts.values()) else self._tenants
+            tenant, oldest = next((t, k) for t, k in tenants.items() if len(k))
             slot = self._clear(oldest.replace())
             if not len(oldest) and oldest is not kinds:
-                del self._tenants[tenant]
+                del tenants[tenant]
             return slot
         self._num_groups += not is_shared
         slot, self._num_slots = self._num_slots, self._num_slots + 1
