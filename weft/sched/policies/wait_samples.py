@@ -1,11 +1,12 @@
 """`WaitSamples`: the last waits per tenant and kind, and per kind over all tenants, in bounded memory.
 
 A *group* is one kind of one tenant, one kind over all tenants, or one kind and cohort of one tenant. The group of a
-cohort is used once it has enough waits; from then on the tenant's group of the kind gets those of others alone. A group
-keeps the last `MAX_SAMPLES` waits in a ring. Each group has a slot, a row of arrays that grow with the number of groups;
-so waits are looked up for thousands of runs at once. Least recently observed groups are replaced, in a way that invented
-kinds do not push out those in use: a group without `ENOUGH` samples goes first where these fill a quarter of the room, a
-tenant replaces only its own kinds beyond `KINDS_PER_TENANT`, and groups of cohorts go before those of kinds.
+cohort is used once it has enough waits; from then on the tenant's group of the kind gets those of others alone. A
+group keeps the last `MAX_SAMPLES` waits in a ring. Each group has a slot, a row of arrays that grow with the number
+of groups; so waits are looked up for thousands of runs at once. Least recently observed groups are replaced, in a way
+that invented kinds do not push out those in use: a group without `ENOUGH` samples goes first where these fill a
+quarter of the room, a tenant replaces only its own kinds beyond `KINDS_PER_TENANT`, and groups of cohorts go before
+those of kinds.
 """
 
 from __future__ import annotations
