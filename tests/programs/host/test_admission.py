@@ -139,7 +139,7 @@ def with_host(test: Callable[[ProgramHost, Accounts], Awaitable[None]], **config
         await host.close()
         await settle()
         assert host.num_active == host.num_waiting == 0
-        assert parts.accounts.num_programs == parts.accounts.num_pages == parts.accounts.sandbox_bytes == 0
+        assert parts.accounts.num_programs == parts.accounts.num_pages == parts.accounts._server.sandbox_bytes == 0
         assert runtime.num_sequences == runtime.num_operations == 0
         await parts.close()
 
@@ -290,12 +290,12 @@ def test_a_trusted_child_reserves_no_memory_and_a_sandboxed_one_does() -> None:
             async with asyncio.timeout(60):
                 while host.num_active < 2:  # noqa: ASYNC110  what it waits for has no event
                     await asyncio.sleep(0)
-                assert (parts.accounts.num_programs, parts.accounts.sandbox_bytes) == (2, size)
+                assert (parts.accounts.num_programs, parts.accounts._server.sandbox_bytes) == (2, size)
                 run.cancel()
                 await run.wait()
                 while host.num_active:  # noqa: ASYNC110
                     await asyncio.sleep(0)
-            assert (parts.accounts.num_programs, parts.accounts.sandbox_bytes) == (0, 0)
+            assert (parts.accounts.num_programs, parts.accounts._server.sandbox_bytes) == (0, 0)
         await host.close()
         await parts.close()
 
