@@ -66,8 +66,8 @@ def tool_wait(names: Collection[str]) -> str:
 
 
 COHORT_TOKENS = 256
-"""Sessions of a tenant that begin with the same tokens, so many, are a *cohort*: mostly of one application and system
-prompt. Whether somebody answers depends on that."""
+"""Sessions of a tenant whose first tokens, so many, are equal are a *cohort*: in most cases those of one application or
+system prompt, on which it depends whether a turn is continued."""
 _COHORT = ":#"
 
 

@@ -176,7 +176,7 @@ def _sweep(heap: list[_AnyEntry]) -> None:
 
 
 def _oldest(heap: list[_Aged]) -> WaitingEntry | None:
-    """That of the oldest session which still waits. Drops void entries before it."""
+    """The waiting sequence whose session began first. Drops void entries before it."""
     while heap:
         _, _, ticket, item = heap[0]
         if isinstance(item, Sequence):

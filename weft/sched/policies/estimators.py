@@ -117,9 +117,8 @@ class LearnedEstimator:
     """The median of what was still to come in earlier waits of the same kind that lasted as long.
 
     From the tenant's own waits of the kind and cohort if there are at least `ENOUGH`, else from its other waits of the
-    kind, else from those of all tenants, else as
-    `elapsed`; also as `elapsed` where fewer than `LASTED_ENOUGH` of these waits lasted so long. A return that is
-    announced for later than now is believed.
+    kind, else from those of all tenants, else as `elapsed`; also as `elapsed` where fewer than `LASTED_ENOUGH` of these
+    waits lasted so long. A return that is announced for later than now is believed.
     """
 
     name = "learned"
