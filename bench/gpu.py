@@ -7,6 +7,7 @@ file is written after each section; it has the partial results of a section that
 
     check        every kernel against the reference, in three dtypes; pages that go to the host and come back
     kernels      the device's ceilings (a copy, a product of matrices), and each kernel against them
+    link         pages to the host and back: the link's rate, and how many move beside a forward, of --link-model
     graphs       decode steps as graphs against the same without
     qwen3-0.6b   that shape, random weights: time per token at batches of 1, 16, 64 and 256, prompts, 32 requests
     llama-3-8b   the same
@@ -40,8 +41,9 @@ from weft.kernels.base import Kernels
 from weft.version import __version__
 
 Save = Callable[[dict[str, Any]], None]
-LIMITS_S = {"check": 150, "kernels": 120, "graphs": 90, "qwen3-0.6b": 150, "llama-3-8b": 200, "peer": 150}
+LIMITS_S = {"check": 150, "kernels": 120, "link": 90, "graphs": 90, "qwen3-0.6b": 150, "llama-3-8b": 200, "peer": 150}
 """Section -> time limit in seconds, in the order in which the sections run."""
+LINK_MODEL = "llama-3-8b"
 DONE, FAILED, NO_DEVICE = 0, 1, 2
 
 
@@ -75,6 +77,14 @@ def kernels(device: str, tiny: bool, save: Save) -> None:
         save({"ceilings": most._asdict(), "results": results})
 
 
+def link(model: str, device: str, tiny: bool, save: Save) -> None:
+    """Measure the link to the host, alone and beside forwards."""
+    from bench import gpu_link
+
+    load = gpu_link.TINY if tiny else gpu_link.LARGE
+    gpu_link.measure("tiny" if tiny else model, load, device, save)
+
+
 def models(name: str, device: str, tiny: bool, save: Save) -> None:
     """Measure the sections of models; the module's docstring lists them."""
     # Not at the top: kernels are checked also where what the engine depends on is not installed.
@@ -91,8 +101,11 @@ def models(name: str, device: str, tiny: bool, save: Save) -> None:
     print(json.dumps(found, indent=1))
 
 
-def run_section(name: str, device: str, tiny: bool, save: Save) -> None:
+def run_section(name: str, device: str, tiny: bool, save: Save, link_model: str = LINK_MODEL) -> None:
     """Run one section in this process."""
+    if name == "link":
+        link(link_model, device, tiny, save)
+        return
     if name in ("check", "kernels"):
         {"check": check, "kernels": kernels}[name](device, tiny, save)
     else:
@@ -151,7 +164,7 @@ def _run_apart(name: str, options: list[str], limit_s: float, part: Path) -> dic
     return {"seconds": round(time.monotonic() - began, 1), **said}
 
 
-def _only(name: str, device: str, tiny: bool, path: Path) -> int:
+def _only(name: str, device: str, tiny: bool, path: Path, link_model: str = LINK_MODEL) -> int:
     """Run one section in this process. The file always has its results so far, and its error if it fails."""
     found: dict[str, Any] = {}
 
@@ -160,7 +173,7 @@ def _only(name: str, device: str, tiny: bool, path: Path) -> int:
         _write(path, found)
 
     try:
-        run_section(name, device, tiny, save)
+        run_section(name, device, tiny, save, link_model)
     except Exception as error:
         traceback.print_exc()
         found["error"] = f"{type(error).__name__}: {error}"
@@ -182,17 +195,18 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="where results are written")
     parser.add_argument("--limit-s", type=float, default=540, help="seconds, for everything")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--link-model", default=LINK_MODEL, help=f"shape of the section link ({LINK_MODEL})")
     parser.add_argument("--tiny", action="store_true", help="sizes that say nothing")
     parser.add_argument("--only", choices=tuple(LIMITS_S), help="this section, in this process")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.exit(NO_DEVICE, f"This needs a CUDA device, and torch {torch.__version__} finds none.\n")
     if args.only:
-        return _only(args.only, args.device, args.tiny, args.json)
+        return _only(args.only, args.device, args.tiny, args.json, args.link_model)
     names = list(LIMITS_S) if args.sections == "all" else args.sections.split(",")
     if unknown := set(names) - set(LIMITS_S):
         parser.error(f"no sections named {sorted(unknown)}; there are {', '.join(LIMITS_S)}")
-    options = ["--device", args.device, *(["--tiny"] if args.tiny else [])]
+    options = ["--device", args.device, "--link-model", args.link_model, *(["--tiny"] if args.tiny else [])]
     where = environment(args.device)
     print(f"{where['device']}, {where['versions']}", flush=True)
     whole = {**where, "command": shlex.join(["python", "-m", "bench.gpu", *sys.argv[1:]])}

@@ -2,6 +2,8 @@
 
     python -m bench.interception --rate 0.1 --json FILE [--resume] [--requests 120] [--runs 3]
                                  [--contenders lru,min_waste,...] [--vllm-python PATH]
+    python -m bench.interception --own-link --scale 1 --rate 3 --requests 600 --window 120:160 --runs 1 --together 2
+                                 --contenders min_waste,lru,lru-host,min_waste-no-host --checkpoint DIR --json FILE
 
 `weft bench multi-turn --shape mixture` against `weft serve` with random weights in the shape of Qwen3-0.6B, bfloat16:
 the same requests for every contender, their contexts a quarter of the published ones, durations of calls as published.
@@ -17,9 +19,13 @@ The benchmark prepares itself in three steps, whose results are in the file:
    again, which is the time by which one more token lengthens a step of S tokens. That is the ratio of GPT-J 6B on an
    A100: 2 x 458,752 bytes / 25 GB/s to 0.0463 ms. Servers with that link use the profile with its rate.
 
-Contenders: `lru` (no host tier), `lru-host`, `discard` and `min_waste` (host tier behind that link),
-`lru-host-unthrottled` and `min_waste-unthrottled` (host tier at memory speed), and `vllm` (vLLM's server on the CPU,
-prefix caching, as many KV tokens), which is left out with the reason if it is not installed.
+On a CUDA device the link is the device's own (`--own-link`), and `--checkpoint` is a model that keeps the device busy.
+`--window BEGIN:END` shortens a run: it has the turns that are due in these seconds, and the sessions under way before
+begin with the context that they had (`weft.sim.scripts.window`).
+
+Contenders: `lru` and `min_waste-no-host` (no host tier), `lru-host`, `discard` and `min_waste` (host tier behind that
+link), `lru-host-unthrottled` and `min_waste-unthrottled` (host tier at memory speed), and `vllm` (vLLM's server on the
+CPU, prefix caching, as many KV tokens), which is left out with the reason if it is not installed.
 
 The file is written after every run; `--resume` continues it. Decisions are counted where waits end, by where the KV was
 then: kept on the device, on the host, or recomputed. A run of which one of them has more than 90 % is void.
@@ -37,6 +43,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +57,8 @@ from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, heading, surroundings, write_record
 from weft.cli.bench.server import own_server
 from weft.cli.bench.server_counts import DECISIONS
-from weft.cli.bench.shapes import CONVERSATIONS
+from weft.cli.bench.shapes import drawn_sessions
+from weft.cli.bench.workload import parse_window
 from weft.cli.random_weights import random_weights
 from weft.cli.settings import Settings, load
 from weft.config import cache_directory
@@ -61,7 +69,7 @@ from weft.sim.bounds import TimedTurn, WorkingSet, working_set
 from weft.sim.devices import Device, device_of_profile
 from weft.sim.records import SessionRecord
 from weft.sim.run import SimulationSettings, simulate
-from weft.sim.scripts import SessionScript, scaled
+from weft.sim.scripts import SessionScript
 from weft.worker.identity import describe_link
 from weft.worker.memory import usable_cores
 from weft.worker.sizing import kernel_threads
@@ -95,6 +103,7 @@ CONTENDERS = (
     Contender("lru-host", "lru"),
     Contender("discard", "discard"),
     Contender("min_waste", "min_waste"),
+    Contender("min_waste-no-host", "min_waste", host_tier=False, throttled=False),
     Contender("lru-host-unthrottled", "lru", throttled=False),
     Contender("min_waste-unthrottled", "min_waste", throttled=False),
     Contender("vllm", "", host_tier=False, throttled=False),
@@ -103,6 +112,8 @@ SHOWN = (
     "normalized_ms_per_token_p50",
     "normalized_ms_per_token_p90",
     "return_ttft_ms_p50",
+    "return_ttft_ms_p90",
+    "return_ms_per_token_p50",
     "completed_conversations",
     "failed_requests",
     "recomputed_tokens",
@@ -160,7 +171,8 @@ class Sizes(NamedTuple):
 
     kv_tokens: int
     host_bytes: int
-    link_gbs: float
+    link_gbs: float | None
+    """Of a throttled link; None: the device's own."""
     max_context: int
 
 
@@ -173,10 +185,11 @@ def choose_sizes(args: argparse.Namespace, profile: Profile, config: Mapping[str
     pages = -(-(args.kv_tokens or round(live.peak * POOL_SHARE)) // PAGE_SIZE)
     if pages * PAGE_SIZE <= longest:
         sys.exit(f"a pool of {pages * PAGE_SIZE} tokens does not hold the longest request ({longest}): raise --rate")
+    rate = link_bytes_per_s(profile.forward, profile.saturation_tokens, per_token)
     sizes = Sizes(
         kv_tokens=pages * PAGE_SIZE,
         host_bytes=(-(-live.peak // PAGE_SIZE) + 1) * PAGE_SIZE * per_token,
-        link_gbs=float(f"{link_bytes_per_s(profile.forward, profile.saturation_tokens, per_token) / 1e9:.4g}"),
+        link_gbs=None if args.own_link else float(f"{rate / 1e9:.4g}"),
         max_context=longest + 1,
     )
     return sizes, {"live_tokens": live.mean, "peak_live_tokens": live.peak, "kv_bytes_per_token": per_token}
@@ -184,7 +197,8 @@ def choose_sizes(args: argparse.Namespace, profile: Profile, config: Mapping[str
 
 def drawn(args: argparse.Namespace) -> list[SessionScript]:
     """The requests of every run."""
-    return scaled(CONVERSATIONS[WORKLOAD].draw(args.requests, args.rate, args.seed), args.scale, args.time_scale)
+    scales = args.scale, args.time_scale
+    return drawn_sessions(WORKLOAD, args.requests, args.rate, scales, args.seed, args.window)
 
 
 # Servers and runs
@@ -202,7 +216,7 @@ def settings_of(contender: Contender, checkpoint: Path, sizes: Sizes) -> Setting
         "engine.intercept_policy": contender.policy,
         "programs.start": "off",
     }
-    if contender.throttled:
+    if contender.throttled and sizes.link_gbs is not None:
         values["engine.host_link_gbs"] = sizes.link_gbs
     return load(flags={key: (contender.name, value) for key, value in values.items()})
 
@@ -235,6 +249,8 @@ def one_run(url: str, args: argparse.Namespace) -> Measured:
         command += ["--shape", WORKLOAD, "--scale", str(args.scale), "--time-scale", str(args.time_scale)]
         command += ["--request-rate", str(args.rate), "--num-conversations", str(args.requests)]
         command += ["--seed", str(args.seed), "--runs", "1", "--timeout", str(RUN_TIMEOUT_S), "--json", str(file)]
+        if args.window is not None:
+            command += ["--window", "{}:{}".format(*args.window)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"the client ended with status {done.returncode}: {done.stderr[-1000:]}")
@@ -287,8 +303,12 @@ def tell(profile: Profile) -> dict[str, Any]:
 
 def prepare(args: argparse.Namespace, record: dict[str, Any], checkpoint: Path) -> Sizes:
     """Profile the machine and choose the sizes, or take them from the record. Afterwards servers find their profiles: a
-    profile that is not stored here is measured again."""
+    profile that is not stored here is measured again. `--profile` names one that was measured on this machine."""
     profile = stored(record["profile"]) if "profile" in record else None
+    if profile is None and args.profile is not None:
+        profile = load_profile(args.profile)
+        store_profile(cache_directory(os.environ), profile)
+        record["profile"] = tell(profile)
     if profile is None:
         print("profiling this machine", flush=True)
         profile = measure_profile(checkpoint, args.quick_profile)
@@ -299,8 +319,9 @@ def prepare(args: argparse.Namespace, record: dict[str, Any], checkpoint: Path) 
         record["sizes"], record["sources"] = sizes._asdict(), sources
     keep(args, record)
     sizes = Sizes(**record["sizes"])
-    bytes_per_token = record["sources"]["kv_bytes_per_token"]
-    store_profile(cache_directory(os.environ), throttled(profile, sizes.link_gbs, bytes_per_token))
+    if sizes.link_gbs is not None:
+        bytes_per_token = record["sources"]["kv_bytes_per_token"]
+        store_profile(cache_directory(os.environ), throttled(profile, sizes.link_gbs, bytes_per_token))
     return sizes
 
 
@@ -309,26 +330,44 @@ def run(args: argparse.Namespace, record: dict[str, Any], checkpoint: Path, size
     runs = record["runs"]
     failed = record["failed"] = {}
     for number in range(args.runs):
-        for contender in args.contenders:
-            found = runs.setdefault(contender.name, [])
-            if len(found) > number or contender.name in failed:
-                continue
-            began = time.strftime("%H:%M:%S")
-            try:
-                with server(contender, checkpoint, sizes) as url:
-                    measured = one_run(url, args)
-            except Exception as error:  # servers and peers fail in ways of their own
-                failed[contender.name] = f"{type(error).__name__}: {error}"
-                print(f"{began} {contender.name}: no figure: {failed[contender.name]}", flush=True)
-                if isinstance(error, ImportError):
-                    print(f"{contender.name} is not installed: {INSTALL[contender.name]}")
-            else:
-                found.append(measured.figures)
-                notes = record["notes"].setdefault(contender.name, [])
-                notes += [f"run {number + 1}: {note}" for note in measured.notes]
-                shown = ", ".join(f"{name} {found[-1][name]:.5g}" for name in SHOWN if name in found[-1])
-                print("; ".join([f"{began} {contender.name}, run {number + 1}: {shown}", *measured.notes]), flush=True)
-            keep(args, record)
+        lacking = [one for one in args.contenders if len(runs.setdefault(one.name, [])) <= number]
+        for start in range(0, len(lacking), args.together):
+            group = [one for one in lacking[start : start + args.together] if one.name not in failed]
+            with servers(group, checkpoint, sizes) as urls:
+                run_group(args, record, number, urls)
+
+
+@contextlib.contextmanager
+def servers(contenders: Sequence[Contender], checkpoint: Path, sizes: Sizes) -> Iterator[dict[Contender, Future[str]]]:
+    """Servers of contenders, which start at the same time: for each its URL, or why it did not start."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(max(1, len(contenders))) as threads:
+        urls = {one: threads.submit(stack.enter_context, server(one, checkpoint, sizes)) for one in contenders}
+        wait(urls.values())
+        yield urls
+
+
+def run_group(
+    args: argparse.Namespace, record: dict[str, Any], number: int, urls: Mapping[Contender, Future[str]]
+) -> None:
+    """Measure one run on each of these servers, one after the other."""
+    runs, failed = record["runs"], record["failed"]
+    for contender, url in urls.items():
+        found = runs[contender.name]
+        began = time.strftime("%H:%M:%S")
+        try:
+            measured = one_run(url.result(), args)
+        except Exception as error:  # servers and peers fail in ways of their own
+            failed[contender.name] = f"{type(error).__name__}: {error}"
+            print(f"{began} {contender.name}: no figure: {failed[contender.name]}", flush=True)
+            if isinstance(error, ImportError):
+                print(f"{contender.name} is not installed: {INSTALL[contender.name]}")
+        else:
+            found.append(measured.figures)
+            notes = record["notes"].setdefault(contender.name, [])
+            notes += [f"run {number + 1}: {note}" for note in measured.notes]
+            shown = ", ".join(f"{name} {found[-1][name]:.5g}" for name in SHOWN if name in found[-1])
+            print("; ".join([f"{began} {contender.name}, run {number + 1}: {shown}", *measured.notes]), flush=True)
+        keep(args, record)
 
 
 def keep(args: argparse.Namespace, record: Mapping[str, Any]) -> None:
@@ -364,7 +403,7 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
 
 def asked(args: argparse.Namespace) -> dict[str, Any]:
     """What has to be equal for runs to stand in one file."""
-    names = ("rate", "requests", "seed", "scale", "time_scale", "kv_tokens")
+    names = ("rate", "requests", "seed", "scale", "time_scale", "kv_tokens", "window", "own_link")
     return {"model": str(args.checkpoint or MODEL), **{name: getattr(args, name) for name in names}}
 
 
@@ -384,12 +423,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--time-scale", type=float, default=1.0, help="factor on the durations of calls (1)")
     parser.add_argument("--seed", type=int, default=0, help="of the requests (0)")
     parser.add_argument("--checkpoint", type=Path, help=f"to use instead of random weights in the shape of {MODEL}")
+    parser.add_argument("--window", type=parse_window, metavar="BEGIN:END", help="play these seconds alone")
+    parser.add_argument("--own-link", action="store_true", help="no throttled links: the device has a link of its own")
+    parser.add_argument("--together", type=int, default=1, help="servers that are up at a time, one of them busy (1)")
+    parser.add_argument("--profile", type=Path, help="a cost model that `weft profile --json` measured here")
     parser.add_argument("--quick-profile", action="store_true", help="a coarser cost model, sooner")
     add_arguments(parser, record="every run", kept="runs")
     args = parser.parse_args(arguments)
     args.contenders = [known[name] for name in chosen(parser, args.contenders, known, "contender")]
-    if not 0 < args.rate < math.inf or min(args.requests, args.runs) < 1 or args.seed < 0:
-        parser.error("--rate, --requests and --runs must be positive, and --seed not negative")
+    if not 0 < args.rate < math.inf or min(args.requests, args.runs, args.together) < 1 or args.seed < 0:
+        parser.error("--rate, --requests, --runs and --together must be positive, and --seed not negative")
     check_arguments(parser, args)
     return args
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import gpu, gpu_kernels, gpu_models
+from bench import gpu, gpu_kernels, gpu_link, gpu_models
 from weft.kernels import dispatch, reference
 from weft.kernels.base import Kernels
 from weft.models.registry import family_of
@@ -56,6 +56,25 @@ def test_pages_that_come_back_wrong_are_told(monkeypatch: pytest.MonkeyPatch) ->
     assert gpu_kernels.check_tiers("cpu", 20) == []
     monkeypatch.setattr(host_link.CpuLink, "swap_in", lambda self, host_pages, device_pages: None)
     assert gpu_kernels.check_tiers("cpu", 20) == ["pages moved to the host and back: layers [0, 1, 2] are wrong"]
+
+
+def test_the_link_is_measured_beside_forwards() -> None:
+    saved: list[dict[str, Any]] = []
+    found = gpu_link.measure("tiny", gpu_link.TINY, "cpu", saved.append)
+    assert saved[-1] == found
+    assert len(found["alone"]) == 2 * 2 * 3
+    for beside in found["beside"].values():
+        for direction in ("out", "in", "both"):
+            assert [point["pages"] for point in beside[direction]["points"]] == [2, 4]
+
+
+def test_free_pages_lie_between_the_measured_ones() -> None:
+    def points(*steps: tuple[int, float]) -> list[gpu_link.Point]:
+        return [gpu_link.Point(pages, 10.0, step_ms, 1.0) for pages, step_ms in steps]
+
+    assert gpu_link.free_pages(points((8, 10.1), (16, 10.5))) == pytest.approx(8 + 8 * 0.5)
+    assert gpu_link.free_pages(points((8, 10.6))) == pytest.approx(4)
+    assert gpu_link.free_pages(points((8, 9.9), (16, 10.2))) is None
 
 
 def test_every_operation_is_measured_or_a_product() -> None:

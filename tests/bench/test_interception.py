@@ -18,6 +18,7 @@ import torch
 
 from bench import interception
 from bench.interception import Contender, Sizes
+from weft.abi.errors import ConfigError
 from weft.cli.bench.shapes import CONVERSATIONS
 from weft.core.cost.fit import Sample, SwapSample
 from weft.core.cost.model import StepShape
@@ -25,7 +26,7 @@ from weft.core.cost.profile import Identity, Measurements, Profile, decode_profi
 from weft.engine.profiles import store_profile
 from weft.models.random_checkpoints import FAMILIES, QWEN3_0_6B, write_checkpoint
 from weft.sim.devices import find_device, linear_forward
-from weft.sim.scripts import SessionScript, TurnScript
+from weft.sim.scripts import SessionScript, TurnScript, window
 
 SIZES = Sizes(kv_tokens=160, host_bytes=1 << 20, link_gbs=0.125, max_context=65)
 
@@ -80,12 +81,17 @@ def test_contenders_differ_in_policy_host_tier_and_link_alone(tmp_path: Path) ->
         name: (one.intercept_policy, bool(one.host_kv_bytes), one.host_link_gbs) for name, one in engines.items()
     } == {
         "lru": ("lru", False, None),
+        "min_waste-no-host": ("min_waste", False, None),
         "lru-host": ("lru", True, 0.125),
         "discard": ("discard", True, 0.125),
         "min_waste": ("min_waste", True, 0.125),
         "lru-host-unthrottled": ("lru", True, None),
         "min_waste-unthrottled": ("min_waste", True, None),
     }
+    own = SIZES._replace(link_gbs=None)
+    for one in interception.CONTENDERS:
+        if one.policy:
+            assert interception.settings_of(one, tmp_path, own).config.engine.host_link_gbs is None
     assert {(one.num_pages, one.max_context, one.dtype) for one in engines.values()} == {(10, 65, "bfloat16")}
 
 
@@ -161,6 +167,40 @@ def test_contenders_take_turns(machine: Machine, monkeypatch: pytest.MonkeyPatch
     assert found["machine"]["usable_cores"] >= 1
 
 
+def test_servers_of_a_group_are_up_together(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    up: list[str] = []
+    begun: list[list[str]] = []
+
+    @contextlib.contextmanager
+    def server(contender: Contender, checkpoint: Path, sizes: Sizes) -> Iterator[str]:
+        up.append(contender.name)
+        if contender.name == "lru":
+            raise RuntimeError("out of memory")
+        yield contender.name
+        up.remove(contender.name)
+
+    def one_run(url: str, args: Any) -> interception.Measured:
+        begun.append(sorted(up))
+        return interception.Measured({}, [])
+
+    monkeypatch.setattr(interception, "server", server)
+    monkeypatch.setattr(interception, "one_run", one_run)
+    file = tmp_path / "out.json"
+    with pytest.raises(SystemExit):
+        measure(monkeypatch, file, "--contenders", "min_waste,lru-host,lru,discard", "--together", "2", "--runs", "1")
+    assert begun == [["lru-host", "min_waste"]] * 2 + [["discard", "lru"]]
+    assert json.loads(file.read_text())["failed"] == {"lru": "RuntimeError: out of memory"}
+
+
+def test_a_window_is_played_alone_and_has_to_lie_among_the_arrivals() -> None:
+    args = interception.parse_arguments(["--rate", "2", "--requests", "200", "--window", "60:80", "--scale", "1"])
+    sessions = interception.drawn(args)
+    whole = CONVERSATIONS["mixture"].draw(200, 2.0, 0)
+    assert sessions == window(whole, 60.0, 80.0)
+    with pytest.raises(ConfigError, match="raise the number"):
+        interception.drawn(interception.parse_arguments(["--rate", "2", "--requests", "20", "--window", "60:80"]))
+
+
 def test_runs_before_an_interruption_are_kept(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -206,6 +246,9 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_reason(
         (["--rate", "inf"], "must be positive"),
         (["--runs", "0"], "must be positive"),
         (["--seed", "-1"], "not negative"),
+        (["--together", "0"], "must be positive"),
+        (["--window", "80:60"], "invalid parse_window value"),
+        (["--window", "now"], "invalid parse_window value"),
         (["--resume"], "--resume needs --json"),
     ],
 )
@@ -276,6 +319,19 @@ def test_profiles_are_measured_once_and_again_where_servers_would_not_find_them(
     shutil.rmtree(tmp_path / "cache")
     assert interception.prepare(args, json.loads(file.read_text()), tmp_path) == sizes
     assert len(measured) == 2
+
+
+def test_a_given_profile_is_not_measured_and_servers_find_it(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(interception, "measure_profile", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "config.json").write_text(json.dumps(dict(QWEN3_0_6B)))
+    (tmp_path / "profile.json").write_bytes(encode_profile(profile))
+    given = ["--profile", str(tmp_path / "profile.json"), "--own-link", "--requests", "10", "--kv-tokens", "4000"]
+    sizes = interception.prepare(interception.parse_arguments(given), {}, tmp_path)
+    assert sizes.link_gbs is None
+    assert [one.name for one in (tmp_path / "cache" / "profiles").iterdir()] == [f"{profile.key}.json"]
 
 
 @pytest.mark.slow

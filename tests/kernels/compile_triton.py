@@ -85,12 +85,14 @@ def main() -> None:
         (80, torch.float32, HeadShape(7, 1, 48), no_rules, None),
         (86, torch.float32, HeadShape(8, 1, 256), rules, 100),
         (90, torch.bfloat16, HeadShape(8, 2, 128), no_rules, None),
+        (90, torch.bfloat16, HeadShape(8, 2, 128), no_rules, 100),
         (90, torch.bfloat16, HeadShape(8, 2, 128), rules, 100),
         (90, torch.float16, HeadShape(8, 1, 256), no_rules, 100),
     ):
         attention.takes = ops.takes = lambda *tensors: True
         attention.device, ops.device = Stand(attention_kernels, capability), Stand(other_kernels, capability)
         ops.products = Stand(product_kernels, capability)
+        attention.is_hopper = lambda device, found=capability // 10 == 9: found
         heads, kv_heads, head_dim = shape
         case = random_case(
             np.random.default_rng(1),

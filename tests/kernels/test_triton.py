@@ -104,6 +104,7 @@ def test_attention(options, window):
         (torch.bfloat16, 40, 1, 24, 32),
         (torch.float32, 3, 1, 256, 16),
         (torch.bfloat16, 2, 1, 256, 16),
+        (torch.float32, 2, 1, 256, 32),
     ],
 )
 def test_attention_of_every_geometry(dtype, heads, kv_heads, head_dim, page_size):
@@ -133,6 +134,15 @@ def test_attention_of_queries_whose_window_is_past_the_entries(ahead):
     assert (expected[:2] == 0).all() == (ahead > 1)
     got = ops.attention(case.q.to(DEVICE), case.kv.to(DEVICE), lower(forward, 8, DEVICE), 1.0, 2)
     assert_close(got, expected)
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 290])
+@pytest.mark.parametrize("hopper", [False, True])
+def test_attention_to_blocks_that_all_queries_see(window, hopper, monkeypatch):
+    monkeypatch.setattr(triton_attention, "is_hopper", lambda device: hopper)
+    rows = [(40, 300), (7, 256), (6, 70), (2, 200)]
+    options = {"heads": 4, "kv_heads": 1, "head_dim": 128, "page_size": 16, "dtype": torch.bfloat16}
+    assert_attends(random_case(np.random.default_rng(1), rows, **options), window, 128**-0.5)
 
 
 def test_many_splits_are_merged_a_few_at_a_time(monkeypatch):
@@ -423,5 +433,6 @@ def test_every_kernel_compiles_for_devices(tmp_path):
         for name, kernel in vars(module).items()
         if not name.startswith("_") and hasattr(kernel, "fn")
     }
-    # The least that a block can have on devices of capability 8.0 and more.
-    assert all(int(shared) <= 99 * 1024 for *_, shared in lines), done.stdout
+    # What a block can have: on devices of capability 9.0, and the least of others from 8.0.
+    most = {"90": 227, "80": 99, "86": 99}
+    assert all(int(shared) <= most[capability] * 1024 for _, capability, _, shared in lines), done.stdout

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.sim.scripts import SessionScript, TokenSource, TurnScript, scaled
+from weft.sim.scripts import TOKEN_S, WARM_UP_S, SessionScript, TokenSource, TurnScript, scaled, window
 from weft.sim.workloads import INTERCEPTIONS, MixtureParameters, mixture
 
 
@@ -78,6 +78,36 @@ def test_scaled_sessions_keep_their_turns() -> None:
     assert (found.number, found.kind, found.arrive_s, found.shared_tokens) == (7, "qa", 3.0, 20)
     # A prompt of 10 tokens has one that is not shared.
     assert found.turns[0].subagents == (SessionScript(8, "subagent", 0.0, (TurnScript(10, 2),), 9),)
+
+
+def test_a_window_has_the_turns_that_are_due_in_it() -> None:
+    # Turns are due at 0, 10 + 10 TOKEN_S and 30 + 30 TOKEN_S seconds.
+    turns = (TurnScript(100, 10, "qa", 10.0), TurnScript(5, 20, "qa", 20.0), TurnScript(7, 30))
+    script = SessionScript(1, "qa", 0.0, turns)
+    later = SessionScript(2, "qa", 20.0, turns)
+    [whole] = window([script], 0.0, 100.0)
+    assert whole == script
+    [begun] = window([script], 0.0, 20.0)
+    assert begun.turns == (turns[0], TurnScript(5, 20))
+    under_way, arriving = window([script, later], 5.0, 25.0)
+    # The answer's last token has no KV: it is generated again.
+    wait_s = under_way.turns[0].wait_s
+    assert wait_s == pytest.approx(WARM_UP_S + 10.0 + 10 * TOKEN_S - 5.0)
+    assert under_way == script._replace(turns=(TurnScript(109, 1, "qa", wait_s), TurnScript(5, 20)))
+    assert arriving == later._replace(arrive_s=15.0 + WARM_UP_S, turns=(TurnScript(100, 10),))
+    # One that waits throughout has a context, one that has ended has none, and one that comes later is not there.
+    [waiting] = window([script], 15.0, 20.0)
+    assert waiting.turns == (TurnScript(134, 1),)
+    assert window([script], 31.0, 40.0) == window([later], 0.0, 20.0) == []
+
+
+def test_sessions_under_way_begin_evenly_before_a_window() -> None:
+    drawn = mixture(MixtureParameters(rate=2.0, requests=400), 0)
+    found = window(drawn, 100.0, 130.0)
+    begin = [script.arrive_s for script in found if script.turns[0].output_tokens == 1]
+    assert begin == pytest.approx([WARM_UP_S * i / len(begin) for i in range(len(begin))])
+    assert all(script.arrive_s >= WARM_UP_S for script in found[len(begin) :])
+    assert max(script.arrive_s for script in found) < WARM_UP_S + 30.0
 
 
 def test_tokens_depend_on_the_session_and_its_shared_prompt_on_the_kind() -> None:

@@ -134,27 +134,36 @@ def test_status_tells_of_the_process_the_checkpoints_and_the_last_progress(tmp_p
     assert control.stop(RunState(tmp_path / "none")) == "no trainer runs here"
 
 
+def count(curriculum: Curriculum, kind: str, level: int, answers: list[bool]) -> None:
+    for right in answers:
+        curriculum.count(kind, level, right)
+
+
 def test_right_answers_at_the_current_level_raise_it() -> None:
-    curriculum, rng = Curriculum(), random.Random(1)
-    assert {curriculum.level("list", rng) for _ in range(20)} == {1}
-    curriculum.count("list", 1, [True] * 399)
-    curriculum.count("list", 3, [True] * 50)
-    assert curriculum.levels == {"list": 1}
-    curriculum.count("list", 1, [True])
-    assert curriculum.levels == {"list": 2}
-    assert {curriculum.level("list", rng) for _ in range(60)} == {1, 2}
-    curriculum.count("list", 2, [False, True] * 400)
-    assert curriculum.levels == {"list": 2}
+    curriculum, rng = Curriculum(["chat", "list"]), random.Random(1)
+    assert curriculum.levels == {"chat": 1, "list": 1}
+    count(curriculum, "list", 1, [True] * 399)
+    count(curriculum, "list", 3, [True] * 50)
+    count(curriculum, "", 1, [True] * 50)  # conversations that were joined
+    assert curriculum.levels["list"] == 1
+    count(curriculum, "list", 1, [True])
+    assert curriculum.levels == {"chat": 1, "list": 2}
+    drawn = [curriculum.level("list", rng) for _ in range(300)]
+    assert set(drawn) == set(range(1, TOP + 1))
+    assert max(drawn, key=drawn.count) == 2
+    count(curriculum, "list", 2, [False, True] * 400)
+    assert curriculum.levels["list"] == 2
     for level in range(2, TOP + 2):
-        curriculum.count("list", level, [True] * 2000)
-    assert curriculum.levels == {"list": TOP}
+        count(curriculum, "list", level, [True] * 2000)
+    assert curriculum.levels == {"chat": 1, "list": TOP}
 
 
 def test_a_learnt_kind_gets_a_third_of_its_share_and_the_state_survives() -> None:
-    curriculum = Curriculum({"chat": TOP, "list": TOP})
-    curriculum.count("chat", TOP, [True] * 900)
-    curriculum.count("list", TOP, [False] * 900)
-    restored = Curriculum()
+    curriculum = Curriculum(["chat", "json", "list"])
+    for level in range(1, TOP + 1):
+        count(curriculum, "chat", level, [True] * 900)
+        count(curriculum, "list", level, [level < TOP] * 900)
+    restored = Curriculum(["chat", "json", "list"])
     restored.load(json.loads(json.dumps(curriculum.dump())))
     mixture = restored.mixture({"chat": 0.3, "list": 0.3, "json": 0.4})
     assert mixture == pytest.approx({"chat": 0.1, "list": 0.3, "json": 0.4})

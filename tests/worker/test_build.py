@@ -48,7 +48,7 @@ def test_a_context_that_does_not_fit_is_cut_and_told(checkpoint: str, caplog: py
 def test_the_largest_step_is_rehearsed_with_all_that_it_may_have(checkpoint: str, monkeypatch: pytest.MonkeyPatch):
     """As on a CUDA device, on a CPU: 100 tokens where a sequence has at most 40."""
     config = EngineConfig(
-        model=checkpoint, page_size=16, max_context=40, max_step_tokens=100, max_running=70, threads=1
+        model=checkpoint, device="cpu", page_size=16, max_context=40, max_step_tokens=100, max_running=70, threads=1
     )
     loaded = build.load(config)
     launched: list[Step] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -38,11 +40,13 @@ class Row:
 class Batch:
     """Rows padded on the right; ``weights`` is zero wherever a token is not a target.
 
-    ``tokens`` and ``weights`` are (rows, width); ``size`` counts tokens without padding.
+    ``tokens`` and ``weights`` are (rows, width). ``answers`` is (answers, 3): the row of each answer, its first token
+    and the one after its last. ``sources`` has the kind and level of each row, ``size`` counts tokens without padding.
     """
 
     tokens: Tensor
     weights: Tensor
+    answers: Tensor
     size: int
     sources: tuple[tuple[str, int], ...] = ()
 
@@ -125,7 +129,19 @@ def collate(rows: list[Row]) -> Batch:
     for index, row in enumerate(rows):
         tokens[index, : len(row.tokens)] = torch.tensor(row.tokens)
         weights[index, : len(row.tokens)] = torch.tensor(row.weights)
-    return Batch(tokens, weights, sum(len(row.tokens) for row in rows), tuple(row.source for row in rows))
+    answers = torch.tensor([(index, *span) for index, row in enumerate(rows) for span in answers_of(row)])
+    size = sum(len(row.tokens) for row in rows)
+    return Batch(tokens, weights, answers, size, tuple(row.source for row in rows))
+
+
+def answers_of(row: Row) -> Iterator[tuple[int, int]]:
+    """The first token of every answer of the row, and the one after its last: runs of weight 1."""
+    place = 0
+    for whole, run in groupby(row.weights, lambda weight: weight == 1.0):
+        end = place + sum(1 for _ in run)
+        if whole:
+            yield place, end
+        place = end
 
 
 @dataclass
@@ -143,6 +159,8 @@ class Stream(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
+        if worker is not None:
+            os.setpgrp()  # a signal to the trainer's group of processes is the trainer's to handle
         seed = self.seed if worker is None else self.seed + 1_000_003 * worker.id
         tokenizer = Tokenizer.from_file(str(self.tokenizer))
         return batches(tokenizer, seed, self.size, self.longest, self.prompt_weight, self.long_share, self.shares,
@@ -151,4 +169,6 @@ class Stream(IterableDataset[Batch]):
     def loader(self, workers: int) -> Iterator[Batch]:
         """Yield batches without end. Without workers, this process makes them between steps."""
         ahead = 4 if workers else None
+        # File descriptors are handed over by a thread of the worker, which waits tens of milliseconds for its turn.
+        torch.multiprocessing.set_sharing_strategy("file_system")
         return iter(DataLoader(self, batch_size=None, num_workers=workers, prefetch_factor=ahead))

@@ -49,16 +49,16 @@ class Muon(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     shapes[parameter.shape].append(parameter)
             for shape, parameters in shapes.items():
-                updates = []
                 for parameter in parameters:
-                    state = self.state[parameter]
-                    if "momentum" not in state:
-                        state["momentum"] = torch.zeros_like(parameter)
-                    state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-                    updates.append(parameter.grad.lerp(state["momentum"], group["momentum"]))
+                    if not self.state[parameter]:
+                        self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+                momenta = [self.state[parameter]["momentum"] for parameter in parameters]
+                gradients = [parameter.grad for parameter in parameters]
+                torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+                updates = orthogonalize(torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"])))
                 scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
-                for parameter, update in zip(parameters, orthogonalize(torch.stack(updates)), strict=True):
-                    parameter.mul_(1 - group["lr"] * group["decay"]).add_(update, alpha=-scale)
+                torch._foreach_mul_(parameters, 1 - group["lr"] * group["decay"])
+                torch._foreach_add_(parameters, updates.unbind(), alpha=-scale)
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -1,8 +1,8 @@
 """Training in the background: resumable, for days, beside other work.
 
 A run continues from the newest valid checkpoint of its state directory, or else from the weights in the package. The
-learning rate warms up and stays constant. In a run with ``--decay-tokens`` it falls linearly to zero over that many
-tokens, and training ends. The exported weights are a running average, usable at any time.
+learning rate warms up and stays constant. In a run with ``--decay-tokens`` or ``--decay-seconds`` it falls linearly to
+zero, and training ends. The exported weights are a running average, usable at any time.
 """
 
 from __future__ import annotations
@@ -59,30 +59,26 @@ def autocast(device: str) -> torch.autocast:
     return torch.autocast(device.split(":")[0], torch.bfloat16, enabled=multiplies_bfloat16(device))
 
 
-def answer_hits(hits: Tensor, answers: Tensor) -> list[list[bool]]:
-    """For each row, for each of its answers, whether every token is the likeliest one.
+def answer_hits(hits: Tensor, answers: Tensor) -> Tensor:
+    """Whether every token of each answer is the likeliest one: (answers,).
 
-    Both arguments are boolean, (rows, targets); an answer is a run of true flags in ``answers``.
+    ``hits`` is (rows, targets), where target 0 is token 1 of the row; ``answers`` is that of a `Batch`.
     """
-    padded = nn.functional.pad(answers.int(), (1, 1)).diff(dim=1)
-    totals = nn.functional.pad((hits & answers).int().cumsum(1), (1, 0))
-    found: list[list[bool]] = [[] for _ in range(len(answers))]
-    starts, ends = (padded == 1).nonzero(), (padded == -1).nonzero()
-    for (row, start), (_, end) in zip(starts.tolist(), ends.tolist(), strict=True):
-        found[row].append(bool(totals[row, end] - totals[row, start] == end - start))
-    return found
+    totals = nn.functional.pad(hits.int().cumsum(1), (2, 0))
+    rows, firsts, ends = answers.to(hits.device).unbind(1)
+    return totals[rows, ends] - totals[rows, firsts] == ends - firsts
 
 
-def loss_of(trunk: nn.Module, head: nn.Module, batch: Batch, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def loss_of(model: LlamaForCausalLM, batch: Batch, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """The weighted loss, the mean loss of the answers' tokens, and which targets (rows, targets) are the likeliest.
 
     Logits are computed only where a weight is set.
     """
     tokens, weights = batch.tokens.to(device), batch.weights.to(device)[:, 1:]
-    hidden = trunk(input_ids=tokens[:, :-1].contiguous(), use_cache=False).last_hidden_state
+    hidden = model.model(input_ids=tokens[:, :-1].contiguous(), use_cache=False).last_hidden_state
     wanted = weights > 0
     targets = tokens[:, 1:][wanted]
-    logits = head(hidden[wanted]).float()
+    logits = model.lm_head(hidden[wanted]).float()
     losses = nn.functional.cross_entropy(logits, targets, reduction="none")
     hits = torch.zeros_like(wanted)
     hits[wanted] = logits.detach().argmax(-1) == targets
@@ -103,15 +99,17 @@ class Trainer:
         # On a processor the backward pass of fused attention takes 40 % of a step; as matrix products it takes 15 %.
         config._attn_implementation = "eager" if args.device == "cpu" else "sdpa"
         self.model = LlamaForCausalLM(config).to(args.device)
-        trunk = self.model.model
-        self.trunk: nn.Module = torch.compile(trunk, dynamic=True) if args.compile else trunk
+        if args.compile:  # the code of one layer serves all
+            for layer in self.model.model.layers:
+                layer.compile(dynamic=True)
         matrices, rest = split_parameters(self.model)
         self.muon = Muon(matrices, args.muon_lr, decay=0.01)
         self.adam = torch.optim.AdamW(rest, args.adam_lr, betas=(0.9, 0.98), weight_decay=0.0)
-        self.curriculum = Curriculum()
+        self.curriculum = Curriculum(WEIGHTS)
         self.seen = self.step = self.resumed = 0
-        self.warm_from = 0
+        self.warm_from, self.began = 0, time.monotonic()
         self.average: dict[str, Tensor] = {}
+        self._uncounted: tuple[Batch, Tensor, torch.cuda.Event | None] | None = None
         self.load()
 
     def load(self) -> None:
@@ -163,7 +161,7 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = base * factor
         with autocast(args.device):
-            loss, answers, hits = loss_of(self.trunk, self.model.lm_head, batch, args.device)
+            loss, answers, hits = loss_of(self.model, batch, args.device)
         loss.backward()
         nn.utils.clip_grad_norm_(self.adam.param_groups[0]["params"], 1.0)
         self.muon.step()
@@ -171,13 +169,24 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
         self.step += 1
         self.seen += batch.size
-        right = answer_hits(hits.cpu(), batch.weights[:, 1:] == 1.0)
-        for (kind, level), answers_right in zip(batch.sources, right, strict=True):
-            self.curriculum.count(kind, level, answers_right)
+        self._count()
+        right = answer_hits(hits, batch.answers)
+        copied = torch.empty_like(right, device="cpu", pin_memory=right.is_cuda).copy_(right, non_blocking=True)
+        self._uncounted = batch, copied, torch.cuda.current_stream().record_event() if right.is_cuda else None
         keep = min(args.average, 1 - 1 / (1 + self.step / 10)) if factor >= 1 else 0.9 * min(1.0, factor + 0.5)
-        for name, value in self.model.named_parameters():
-            self.average[name].lerp_(value.detach(), 1 - keep)
+        averages = [self.average[name] for name, _ in self.model.named_parameters()]
+        torch._foreach_lerp_(averages, [value.detach() for value in self.model.parameters()], 1 - keep)
         return answers
+
+    def _count(self) -> None:
+        """Count the answers of the step before: only that one has to have ended on the device, not the present one."""
+        if self._uncounted is None:
+            return
+        batch, right, ended = self._uncounted
+        if ended is not None:
+            ended.synchronize()
+        for row, whole in zip(batch.answers[:, 0].tolist(), right.tolist(), strict=True):
+            self.curriculum.count(*batch.sources[row], whole)
 
     @torch.no_grad()
     def check(self) -> dict[str, float]:
@@ -197,12 +206,11 @@ class Trainer:
             for first in range(0, len(rows), 16):
                 batch = collate(rows[first : first + 16])
                 with autocast(self.args.device):
-                    _, _, hits = loss_of(self.model.model, self.model.lm_head, batch, self.args.device)
-                targets = batch.weights[:, 1:] > 0
+                    _, _, hits = loss_of(self.model, batch, self.args.device)
                 if kind in FREE:
-                    right += hits.cpu()[targets].tolist()
+                    right += hits.cpu()[batch.weights[:, 1:] > 0].tolist()
                 else:
-                    right += [hit for row in answer_hits(hits.cpu(), targets) for hit in row]
+                    right += answer_hits(hits, batch.answers).tolist()
             shares[f"{column} {kind}"] = round(sum(right) / len(right), 3)
         self._set(current)
         return shares
@@ -213,17 +221,19 @@ class Trainer:
             value.copy_(weights[name])
 
     def rate(self, first: int) -> float:
-        """The learning-rate factor; ``first`` is the count of tokens at which this process began."""
+        """The learning-rate factor; ``first`` is the number of tokens at which this process began."""
         factor = min(1.0, (self.seen - self.warm_from + 1) / self.args.warmup)
-        decay = self.args.decay_tokens
-        return factor if decay is None else factor * max(0.0, 1.0 - (self.seen - first) / decay)
+        if self.args.decay_tokens is not None:
+            factor *= max(0.0, 1.0 - (self.seen - first) / self.args.decay_tokens)
+        if self.args.decay_seconds is not None:
+            factor *= max(0.0, 1.0 - (time.monotonic() - self.began) / self.args.decay_seconds)
+        return factor
 
     def run(self) -> None:
         """Train until the wanted number of tokens or a signal, with log lines and regular checkpoints."""
         args, lock = self.args, ProcessLock(running_lock(), self.args.state)
         stream = Stream(args.asset / "tokenizer.json", args.seed + 1000 * self.resumed, args.batch, args.longest,
-                        args.prompt_weight, args.long_share, WEIGHTS,
-                        None if args.workers else self.curriculum)  # fmt: skip
+                        args.prompt_weight, args.long_share, WEIGHTS, self.curriculum)  # fmt: skip
         source = stream.loader(args.workers)
         stopping = Signals()
         lock.acquire()
@@ -298,6 +308,7 @@ def main() -> None:
     parser.add_argument("--idle", action="store_true", help="use only processor time that no other process wants")
     parser.add_argument("--tokens", type=int, default=1_000_000_000, help="end after this many tokens at the latest")
     parser.add_argument("--decay-tokens", type=int, help="let the rate fall to zero over this many tokens, then end")
+    parser.add_argument("--decay-seconds", type=float, help="the same over this time, on a machine lent for so long")
     parser.add_argument("--warmup", type=int, default=300_000, help="tokens of warm-up")
     parser.add_argument("--batch", type=int, default=8000, help="tokens per step")
     parser.add_argument("--longest", type=int, default=450, help="longest single conversation in tokens")
@@ -308,7 +319,7 @@ def main() -> None:
     parser.add_argument("--adam-lr", type=float, default=0.001, help="learning rate of all other weights (AdamW)")
     parser.add_argument("--seed", type=int, default=1, help="seed of examples and first weights")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
-    parser.add_argument("--workers", type=int, default=0, help="processes that make (hardest) batches; 0: the trainer")
+    parser.add_argument("--workers", type=int, default=0, help="processes that make batches; 0: the trainer")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device to train on")
     parser.add_argument("--compile", action="store_true", help="compile the blocks: a slow start, then faster steps")
     parser.add_argument("--report", type=int, default=20, help="steps between progress lines")

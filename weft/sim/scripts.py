@@ -6,6 +6,7 @@ generates, and then waits for something. `workloads.py` and `agents.py` draw ses
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -14,6 +15,10 @@ import numpy as np
 from weft.core.objectives import Objective
 
 TOKEN_BYTES = 4
+TOKEN_S = 0.01
+"""Seconds of an answer's token, where the time of a turn has to be known before it is played."""
+WARM_UP_S = 10.0
+"""In which a window's sessions begin that were under way before it."""
 FIRST_TOKEN = 2
 """Smaller ids are for what the simulated device generates."""
 
@@ -88,6 +93,49 @@ def _scaled(script: SessionScript, tokens: float, waits: float) -> SessionScript
     # Less than the prompt: every session has a token of its own.
     shared = min(round(script.shared_tokens * tokens), turns[0].new_tokens - 1)
     return script._replace(turns=turns, shared_tokens=shared)
+
+
+def window(scripts: Iterable[SessionScript], begin_s: float, end_s: float) -> list[SessionScript]:
+    """The part of sessions between two times, as if they had run before `begin_s`: a load that is stationary at once.
+
+    A turn is due when all earlier answers of its session took `TOKEN_S` a token. Sessions under way at `begin_s` begin
+    with one turn that has their whole context so far as its prompt. These turns arrive evenly in the first `WARM_UP_S`
+    seconds, and the window begins after them; without such sessions it begins at 0. Turns that are due at `end_s` or
+    later are left out. The time of subagents is not counted.
+    """
+    under_way: list[tuple[float, SessionScript]] = []
+    later: list[SessionScript] = []
+    for script in scripts:
+        due = _due(script)
+        begun = sum(due_s < begin_s for due_s in due)
+        ended = sum(due_s < end_s for due_s in due)
+        if begun == 0:
+            later.append(script._replace(turns=_last(script.turns[:ended]), arrive_s=script.arrive_s - begin_s))
+        elif begun < len(due):
+            context = sum(turn.new_tokens + turn.output_tokens for turn in script.turns[:begun])
+            first = TurnScript(context - 1, 1, script.turns[begun - 1].wait_kind, due[begun] - begin_s)
+            turns = _last((first, *script.turns[begun:ended]))
+            under_way.append((due[begun] - begin_s, script._replace(turns=turns)))
+    warm_up_s = WARM_UP_S if under_way else 0.0
+    found: list[SessionScript] = []
+    for index, (due_s, script) in enumerate(under_way):
+        arrive_s = warm_up_s * index / len(under_way)
+        first, *rest = script.turns
+        wait_s = warm_up_s + due_s - arrive_s if rest else 0.0
+        found.append(script._replace(arrive_s=arrive_s, turns=(first._replace(wait_s=wait_s), *rest)))
+    found += [script._replace(arrive_s=script.arrive_s + warm_up_s) for script in later if script.turns]
+    return found
+
+
+def _due(script: SessionScript) -> list[float]:
+    """When each turn is due."""
+    waits = [turn.output_tokens * TOKEN_S + turn.wait_s for turn in script.turns[:-1]]
+    return list(itertools.accumulate(waits, initial=script.arrive_s))
+
+
+def _last(turns: tuple[TurnScript, ...]) -> tuple[TurnScript, ...]:
+    """The turns, nothing waited for after the last one."""
+    return (*turns[:-1], *(turn._replace(wait_kind="", wait_s=0.0, subagents=()) for turn in turns[-1:]))
 
 
 class TokenSource:

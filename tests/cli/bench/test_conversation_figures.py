@@ -44,6 +44,7 @@ def test_figures_of_a_run() -> None:
     assert found["normalized_ms_per_token_p50"] == pytest.approx((275 + 400) / 2)
     assert found["normalized_ms_per_token_p90"] == pytest.approx(275 + 0.9 * 125)
     assert found["return_ttft_ms_p50"] == pytest.approx(1000)  # 0.5 and 1.5 s
+    assert found["return_ms_per_token_p50"] == pytest.approx(1000 * (1.0 / 4 + 2.0 / 8) / 2)
     assert found["recomputed_tokens"] == 43
     # KV in tokens: 107 for 7 s, 123 for 1, 137 for 2; 59 for 4; 44 for 5. All over 10 s.
     assert found["live_tokens"] == pytest.approx((107 * 7 + 123 + 137 * 2 + 59 * 4 + 44 * 5) / 10)

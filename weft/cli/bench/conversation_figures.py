@@ -14,13 +14,16 @@ def conversation_figures(held: Sequence[HeldConversation]) -> dict[str, float]:
     """Figures of a run's conversations.
 
     `normalized_ms_per_token`: (end to end - pauses) / output tokens, of those that completed; `return_ttft_ms`: time to
-    first token of all turns but the first; `recomputed_tokens`: of prompts, tokens that were computed or generated for
+    first token of all turns but the first; `return_ms_per_token`: of these turns, from when one is due to its end, per
+    output token; `recomputed_tokens`: of prompts, tokens that were computed or generated for
     the previous turn and not found in the cache, if the server reports `cached_tokens`; `live_tokens`: mean over time
     of the context tokens of conversations under way, and `peak_live_tokens`.
     """
     per_token = [value for value in map(normalized_s, held) if value is not None]
-    returns = [outcome.first_s for one in held for outcome in one.outcomes[1:] if isinstance(outcome, Timing)]
-    figures = distribution("normalized_ms_per_token", per_token) | distribution("return_ttft_ms", returns)
+    returned = [outcome for one in held for outcome in one.outcomes[1:] if isinstance(outcome, Timing)]
+    figures = distribution("normalized_ms_per_token", per_token)
+    figures |= distribution("return_ttft_ms", [one.first_s for one in returned])
+    figures |= distribution("return_ms_per_token", [one.total_s / one.num_output_tokens for one in returned])
     figures |= {"completed_conversations": len(per_token), "conversations": len(held)}
     if (again := recomputed_tokens(held)) is not None:
         figures["recomputed_tokens"] = again

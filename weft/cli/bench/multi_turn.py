@@ -42,11 +42,10 @@ from weft.cli.bench.measure import Outcome, Targets, Timing
 from weft.cli.bench.report import report
 from weft.cli.bench.results import Results
 from weft.cli.bench.server_counts import counted
-from weft.cli.bench.shapes import CONVERSATIONS
-from weft.cli.bench.workload import arrivals, parse_rate
+from weft.cli.bench.shapes import CONVERSATIONS, drawn_sessions
+from weft.cli.bench.workload import arrivals, parse_rate, parse_window
 from weft.cli.options import ENGINE_KEYS, Model, takes_settings
 from weft.cli.settings import Settings
-from weft.sim.scripts import scaled
 
 ALL_TURNS = "all turns"
 SHOWN_TURNS = 8
@@ -119,6 +118,16 @@ def multi_turn(
         float,
         typer.Option("--time-scale", min=0, help="Factor on the pauses of a shape.", rich_help_panel=LOAD_PANEL),
     ] = 1.0,
+    window_s: Annotated[
+        str | None,
+        typer.Option(
+            "--window",
+            metavar="BEGIN:END",
+            help="Seconds of a shape's arrivals to play, with the conversations that were under way before.",
+            rich_help_panel=LOAD_PANEL,
+            show_default=False,
+        ),
+    ] = None,
     turns: Annotated[
         Lengths,
         typer.Option(
@@ -186,6 +195,9 @@ def multi_turn(
     """
     as_text = endpoint == "chat"
     rate = parsed(parse_rate)(request_rate)
+    span = None if window_s is None else parsed(parse_window)(window_s)
+    if shape is None and span is not None:
+        raise typer.BadParameter("--window plays a part of a published workload; give a --shape")
     if shape is None:
         pauses = Pauses(think_time, tool_time, tool_share)
         workload = Workload(turns, system_len, input_len, input_len, output_len, pauses.draw)
@@ -198,8 +210,9 @@ def multi_turn(
         raise typer.BadParameter(f"--seed {seed} is negative, which shapes do not accept")
     else:
         count = num_conversations or CONVERSATIONS[shape].num_sessions
-        draw = _drawing_of_shape(shape, count, rate, (scale, time_scale), as_text)
+        draw = _drawing_of_shape(shape, count, rate, (scale, time_scale), span, as_text)
         described = {"shape": shape, "scale": scale, "time scale": time_scale}
+        described |= {} if window_s is None else {"window": window_s}
     plan = MultiTurnPlan(
         draw,
         max_concurrency,
@@ -258,10 +271,15 @@ def _drawing(workload: Workload, count: int, rate: float, as_text: bool) -> Call
 
 
 def _drawing_of_shape(
-    shape: str, count: int, rate: float, scales: tuple[float, float], as_text: bool
+    shape: str,
+    count: int,
+    rate: float,
+    scales: tuple[float, float],
+    span: tuple[float, float] | None,
+    as_text: bool,
 ) -> Callable[[int], DrawnConversations]:
     def draw(seed: int) -> DrawnConversations:
-        sessions = scaled(CONVERSATIONS[shape].draw(count, rate, seed), *scales)
+        sessions = drawn_sessions(shape, count, rate, scales, seed, span)
         first_s = sessions[0].arrive_s
         return DrawnConversations(
             session_scripts(sessions, seed, as_text), [session.arrive_s - first_s for session in sessions]

@@ -9,10 +9,11 @@ import random
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from weft.abi.errors import ConfigError
 from weft.cli.bench.lengths import Lengths, fixed
 from weft.cli.bench.workload import BenchRequest, filler, joined
 from weft.sim.agents import AgentParameters, agent_day
-from weft.sim.scripts import SessionScript
+from weft.sim.scripts import SessionScript, scaled, window
 from weft.sim.workloads import INTERCEPTIONS, MixtureParameters, mixture
 
 
@@ -116,6 +117,22 @@ CONVERSATIONS: Mapping[str, Conversations] = {
     ),
 }
 """By name."""
+
+
+def drawn_sessions(
+    shape: str, count: int, rate: float, scales: tuple[float, float], seed: int, span: tuple[float, float] | None
+) -> list[SessionScript]:
+    """The sessions of a run of a published workload: lengths and pauses times `scales`, and of them what is in the
+    window `span`. Raises `ConfigError` for a window that ends after the last arrival."""
+    sessions = scaled(CONVERSATIONS[shape].draw(count, rate, seed), *scales)
+    if span is None:
+        return sessions
+    if sessions[-1].arrive_s < span[1]:
+        raise ConfigError(
+            f"the last of {count} conversations arrives after {sessions[-1].arrive_s:.0f} s, before the end of "
+            f"--window ({span[1]:g} s): raise the number of conversations"
+        )
+    return window(sessions, *span)
 
 
 def single_requests(shape: Single, seed: int, count: int, scale: float, as_text: bool) -> list[BenchRequest]:

@@ -111,6 +111,18 @@ def joined(first: list[int] | str, second: list[int] | str) -> list[int] | str:
     return first + second
 
 
+def parse_window(text: str) -> tuple[float, float]:
+    """`BEGIN:END`, in seconds. Raises `ValueError`."""
+    begin, _, end = text.partition(":")
+    try:
+        span = float(begin), float(end)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a window; write BEGIN:END in seconds, as in 100:140") from None
+    if not 0 <= span[0] < span[1] < math.inf:
+        raise ValueError(f"the window {text!r} needs 0 <= BEGIN < END")
+    return span
+
+
 def arrivals(seed: int, count: int, rate: float) -> Iterator[float]:
     """When each request arrives, in seconds from the start: a Poisson process of `rate` per second, `inf`: all at once.
 

@@ -28,7 +28,7 @@ from weft.kernels.batch import AttentionBatch
 from weft.kernels.splits import CHUNK, SplitTables
 from weft.kernels.triton.device import attention as device
 from weft.kernels.triton.launch import INTERPRETED, takes
-from weft.kernels.triton.support import MAX_GROUP, has_heads
+from weft.kernels.triton.support import MAX_GROUP, has_heads, is_hopper
 
 I64 = npt.NDArray[np.int64]
 
@@ -41,9 +41,9 @@ BLOCK_S = 16
 class Tile(NamedTuple):
     """Block sizes of a kernel, as `device.attention` names them, and how it is compiled.
 
-    Chosen by what the compiler says of devices of capability 8.0 to 9.0: shared memory stays within 99 KiB, the least
-    that a block can have there, and registers hardly spill, but for float32 heads of 256 in large groups. Not tuned by
-    measurement.
+    But for `HOPPER_PREFILL`, chosen by what the compiler says of devices of capability 8.0 to 9.0: shared memory stays
+    within 99 KiB, the least that a block can have there, and registers hardly spill, but for float32 heads of 256 in
+    large groups. Not tuned by measurement.
     """
 
     block_m: int
@@ -51,6 +51,12 @@ class Tile(NamedTuple):
     block_d: int
     num_warps: int
     num_stages: int
+
+
+HOPPER_PREFILL = Tile(block_m=128, block_n=128, block_d=128, num_warps=8, num_stages=3)
+"""Plain rows of 16-bit heads of 65 to 128 on devices of capability 9.x. Wider blocks than elsewhere need 224 KiB of
+shared memory and 255 registers, so a multiprocessor has one program; its two warp groups alternate between products and
+the softmax. Three stages, because with two the compiler issues a copy only when the next step waits for it."""
 
 
 class Launch(NamedTuple):
@@ -88,6 +94,8 @@ def attention(q: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, slidin
     shape = HeadShape(q.shape[1], kv.shape[2], q.shape[2])
     if not has_heads(shape) or q.dtype != kv.dtype or not takes(kv):
         return torch_attention.attention(q, kv, batch, scale, sliding_window)
+    if scale <= 0:  # the kernels find the maximum before they scale
+        q, scale = -q, max(-scale, torch.finfo(torch.float32).tiny)
     if q.stride()[1:] != (shape.head_dim, 1):
         q = q.contiguous()
     plan = _plan_for(batch, shape, q.dtype)
@@ -120,8 +128,10 @@ def decode_tile(shape: HeadShape, dtype: torch.dtype) -> Tile:
     return Tile(rows, _entries(shape, dtype), _padded(shape), warps, _stages(shape, dtype))
 
 
-def prefill_tile(shape: HeadShape, dtype: torch.dtype, is_plain: bool) -> Tile:
+def prefill_tile(shape: HeadShape, dtype: torch.dtype, is_plain: bool, place: torch.device) -> Tile:
     """Queries of a row that is prefilled: as many as registers hold with their results."""
+    if is_plain and dtype.itemsize == 2 and _padded(shape) == HOPPER_PREFILL.block_d and is_hopper(place):
+        return HOPPER_PREFILL
     if dtype == torch.float32:
         rows = 32
     else:
@@ -177,7 +187,8 @@ def _plan(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> Triton
         rows = np.nonzero(chosen & ~is_decode)[0]
         if len(rows):
             kinds.append((False, plain))
-            arrays.append(_tile_items(batch, rows, prefill_tile(shape, dtype, plain).block_m // shape.group))
+            tile = prefill_tile(shape, dtype, plain, batch.positions.device)
+            arrays.append(_tile_items(batch, rows, tile.block_m // shape.group))
     rows = np.nonzero((queries > 0) & (splits > 1))[0]
     if len(rows):
         arrays.append(_merges(batch, rows, splits, first_partials))
@@ -207,7 +218,10 @@ def _launch(
     is_decode: bool,
     is_plain: bool,
 ) -> Launch:
-    tile = decode_tile(shape, dtype) if is_decode else prefill_tile(shape, dtype, is_plain)
+    if is_decode:
+        tile = decode_tile(shape, dtype)
+    else:
+        tile = prefill_tile(shape, dtype, is_plain, batch.positions.device)
     # Plain rows read no rules, so for them any tensors will do.
     rules = Rules(*(batch.kv_lens,) * 4) if is_plain else _rules(batch)
     sizes = {

@@ -34,6 +34,13 @@ def has_heads(shape: HeadShape) -> bool:
     return shape.head_dim <= MAX_HEAD_DIM and shape.group <= MAX_GROUP
 
 
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether this is a device of capability 9.x: a block can have 227 KiB of shared memory, and products are those of
+    warp groups."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def missing(device: torch.device, dtype: torch.dtype) -> str | None:
     """What keeps the kernels from being used for `dtype` on this CUDA device. None: nothing."""
     if dtype not in DTYPES:

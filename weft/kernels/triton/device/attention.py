@@ -16,7 +16,8 @@ A work item is eight int32, written by `attention.py` of the package above:
 
 An item without query tokens fills up a table of fixed size: nothing is read or written for it.
 
-Scores are kept in base 2, because that is the exponential that devices have: `scale` is times log2(e).
+Scores are kept in base 2, because that is the exponential that devices have: `scale` is times log2(e). It is
+positive, so that the maximum is found before scaling.
 """
 
 import triton
@@ -100,42 +101,68 @@ def _attend(
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in range(begin, stop, BLOCK_N):
-        n = start + tl.arange(0, BLOCK_N)
-        inside = n < stop
-        page = tl.load(page_ids + first_page + n // PAGE, mask=inside, other=0).to(tl.int64)
-        slot = page * (2 * KV_HEADS * PAGE * HEAD_DIM) + (kv_head * PAGE + n % PAGE) * HEAD_DIM
-        loaded = inside[:, None] & (d < HEAD_DIM)[None, :]
-        k = tl.load(kv + slot[:, None] + d[None, :], mask=loaded, other=0.0)
-        scores = _product(queries, tl.trans(k), WIDEN) * scale
+    kv += kv_head * (PAGE * HEAD_DIM)
+    pages = page_ids + first_page
+    block = tl.arange(0, BLOCK_N)
+    # Parts: 0, until the windows of all queries have begun; 1, what all queries see, without masks; 2, up to the last
+    # limit. Rows without a window have no part 0; rows that are not plain have part 2 alone.
+    for part in tl.static_range(2 if GENERAL else 1 if WINDOW < 0 else 0, 3):
+        end = stop
+        if part == 0:
+            all_see = tl.max(tl.where(live, position - WINDOW + 1, 0), 0)
+            end = tl.minimum(begin + (tl.maximum(all_see - begin, 0) + BLOCK_N - 1) // BLOCK_N * BLOCK_N, stop)
+        elif part == 1:
+            all_see = tl.minimum(num_entries - num_queries + first_query + 1, stop)
+            end = begin + tl.maximum(all_see - begin, 0) // BLOCK_N * BLOCK_N
+        n = begin + block
+        page = tl.load(pages + n // PAGE, mask=n < end, other=0)
+        for start in range(begin, end, BLOCK_N):
+            n = start + block
+            inside = n < end
+            # Blocks begin at pages where they can, and then the slots within pages are computed once.
+            in_page = kv + ((block if BLOCK_N % PAGE == 0 else n) % PAGE * HEAD_DIM)[:, None] + d[None, :]
+            entries = in_page + (page.to(tl.int64) * (2 * KV_HEADS * PAGE * HEAD_DIM))[:, None]
+            # A step ahead: K and V are prefetched only if their addresses do not wait for a load of the same step.
+            ahead = n + BLOCK_N
+            page = tl.load(pages + ahead // PAGE, mask=ahead < end, other=0)
+            loaded = tl.full([BLOCK_N, BLOCK_D], True, tl.int1)
+            if part != 1:
+                loaded = loaded & inside[:, None]
+            if HEAD_DIM < BLOCK_D:
+                loaded = loaded & (d < HEAD_DIM)[None, :]
+            k = tl.load(entries, mask=loaded, other=0.0)
+            scores = _product(queries, tl.trans(k), WIDEN)
 
-        seen = (n[None, :] <= limit[:, None]) & inside[None, :]
-        if WINDOW >= 0:
-            seen = seen & (position[:, None] - n[None, :] < WINDOW)
-        if GENERAL:
-            word = tl.load(visibility + first_page + n // PAGE, mask=inside, other=0)
-            seen = seen & (((word >> (n % PAGE)) & 1) != 0)[None, :]
-            octets = tl.load(
-                mask_rows[:, None] + (n // 8)[None, :],
-                mask=live[:, None] & inside[None, :] & has_mask,
-                other=255,
-            ).to(tl.int32)
-            seen = seen & (((octets >> (n % 8)[None, :]) & 1) != 0)
-        scores = tl.where(seen, scores, float("-inf"))
+            if part != 1:
+                seen = (n[None, :] <= limit[:, None]) & inside[None, :]
+                if WINDOW >= 0:
+                    seen = seen & (position[:, None] - n[None, :] < WINDOW)
+                if GENERAL:
+                    word = tl.load(visibility + first_page + n // PAGE, mask=inside, other=0)
+                    seen = seen & (((word >> (n % PAGE)) & 1) != 0)[None, :]
+                    octets = tl.load(
+                        mask_rows[:, None] + (n // 8)[None, :],
+                        mask=live[:, None] & inside[None, :] & has_mask,
+                        other=255,
+                    ).to(tl.int32)
+                    seen = seen & (((octets >> (n % 8)[None, :]) & 1) != 0)
+                scores = tl.where(seen, scores, float("-inf"))
 
-        new_largest = tl.maximum(largest, tl.max(scores, 1))
-        # -inf less -inf would be NaN; a row that has seen nothing yet has weights of 0 from any finite maximum.
-        shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weights = tl.exp2(scores - shift[:, None])
-        kept = tl.exp2(largest - shift)
-        total = total * kept + tl.sum(weights, 1)
-        v = tl.load(kv + slot[:, None] + KV_HEADS * PAGE * HEAD_DIM + d[None, :], mask=loaded, other=0.0)
-        if GENERAL or WINDOW >= 0:
-            # Masked values may be NaN, which a weight of 0 would not remove. Elsewhere `stop` leaves it out.
-            is_seen = tl.max(seen.to(tl.int32), 0) != 0
-            v = tl.where(is_seen[:, None], v, tl.zeros_like(v))
-        values = values * kept[:, None] + _product(weights.to(v.dtype), v, WIDEN)
-        largest = new_largest
+            # Scores are scaled here, not before: scaling and shifting are then one multiply-add.
+            new_largest = tl.maximum(largest, tl.max(scores, 1) * scale)
+            # -inf less -inf would be NaN; a row that has seen nothing yet has weights of 0 from any finite maximum.
+            shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+            weights = tl.exp2(scores * scale - shift[:, None])
+            kept = tl.exp2(largest - shift)
+            total = total * kept + tl.sum(weights, 1)
+            v = tl.load(entries + KV_HEADS * PAGE * HEAD_DIM, mask=loaded, other=0.0)
+            if part != 1 and (GENERAL or WINDOW >= 0):
+                # Masked values may be NaN, which a weight of 0 would not remove. Elsewhere `stop` leaves them out.
+                is_seen = tl.max(seen.to(tl.int32), 0) != 0
+                v = tl.where(is_seen[:, None], v, tl.zeros_like(v))
+            values = values * kept[:, None] + _product(weights.to(v.dtype), v, WIDEN)
+            largest = new_largest
+        begin = end
     return values, largest, total
 
 
