@@ -24,7 +24,7 @@ from weft.core.cost.fit import (
     split_samples,
     summarise,
 )
-from weft.core.cost.model import CostModel, ForwardModel, StepShape, SwapModel
+from weft.core.cost.model import MOST_PAGES, CostModel, ForwardModel, MoveBudget, StepShape, SwapModel
 from weft.core.cost.nnls import nnls
 from weft.core.cost.profile import Identity, Measurements, decode_profile, encode_profile, make_profile
 from weft.core.step import ForwardBatch
@@ -327,8 +327,25 @@ class TestMoves:
             ]
             assert max(both_s) > allowed_s * (1 - 1e-9)
 
+    def test_steps_save_for_as_many_pages_as_make_up_for_the_fixed_time(self):
+        forward_s = self.model().predict_forward_s(self.shape)
+        assert self.model().move_budget(self.shape, 0.01) == MoveBudget(6, math.ceil(6e-4 / (0.01 * forward_s)))
+        enough = 7.01e-4 / forward_s
+        assert self.model().move_budget(self.shape, enough) == MoveBudget(8, 1)
+        assert self.model().free_pages(self.shape, enough) == 8
+        slow = CostModel(TRUE, SwapModel(forward_s, 0.0), self.into, 29, self.beside_out, self.beside_in)
+        pages, steps = slow.move_budget(self.shape, 0.03) or (0, 0)
+        longer_s = slow.predict_swap_s(pages, 0) - forward_s
+        assert steps * 0.03 * forward_s >= longer_s
+
+    def test_without_fixed_time_every_step_moves_even_if_one_page_is_too_many(self):
+        free, dear = SwapModel(0.0, 0.0), SwapModel(0.0, 1.0)
+        assert CostModel(TRUE, free, free, 29, free, free).move_budget(self.shape, 0.03) == MoveBudget(MOST_PAGES, 1)
+        assert CostModel(TRUE, free, free, 29, dear, dear).move_budget(self.shape, 0.03) == MoveBudget(1, 1)
+
     def test_nothing_is_free_where_nothing_was_measured(self):
         assert cost_model().free_pages(self.shape, 0.03) is None
+        assert cost_model().move_budget(self.shape, 0.03) is None
         assert CostModel(TRUE, self.out, self.into, 29).free_pages(self.shape, 0.03) is None
 
     def test_what_the_link_decides_corrects_nothing(self):

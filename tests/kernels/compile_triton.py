@@ -17,14 +17,14 @@ from triton.backends.compiler import GPUTarget
 from tests.kernels.batches import random_case
 from weft.kernels.base import HeadNorm, HeadShape, Norm
 from weft.kernels.batch import lower
-from weft.kernels.triton import attention, ops
+from weft.kernels.triton import attention, move, ops
 from weft.kernels.triton.device import attention as attention_kernels
 from weft.kernels.triton.device import elementwise as other_kernels
 from weft.kernels.triton.device import products as product_kernels
 
 KERNELS = {
     *("decode", "prefill", "merge", "rms_norm", "add_rms_norm", "silu_mul", "rotate_and_store", "copy_pages"),
-    *("move_slots", "int8_linear", "dequantize"),
+    *("move_pages", "move_slots", "int8_linear", "dequantize"),
 }
 
 
@@ -91,6 +91,7 @@ def main() -> None:
     ):
         attention.takes = ops.takes = lambda *tensors: True
         attention.device, ops.device = Stand(attention_kernels, capability), Stand(other_kernels, capability)
+        move.device, move.INTERPRETED = ops.device, True
         ops.products = Stand(product_kernels, capability)
         attention.is_hopper = lambda device, found=capability // 10 == 9: found
         heads, kv_heads, head_dim = shape
@@ -104,6 +105,8 @@ def main() -> None:
             dtype=dtype,
             **options,
         )
+        pages = torch.ones(2, 2, 1 << 16, dtype=torch.uint8)
+        ops.prepare_move(pages[:1], pages[1:])(torch.arange(2), torch.arange(2))
         ops.attention(case.q, case.kv, lower(case.forward, 16), 0.1, window)
         if (capability, dtype) == (80, torch.bfloat16):
             x = torch.ones(21, (heads + 2 * kv_heads) * head_dim, dtype=dtype)

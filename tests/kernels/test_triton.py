@@ -24,6 +24,7 @@ from weft.kernels.quantize import quantize
 
 pytest.importorskip("triton")
 from weft.kernels.triton import attention as triton_attention
+from weft.kernels.triton import move as triton_move
 from weft.kernels.triton import ops
 from weft.kernels.triton.device import attention as attention_kernels
 from weft.kernels.triton.device import elementwise as other_kernels
@@ -411,6 +412,52 @@ def test_copies(dtype):
     for copy in (ops.copy_pages, ops.copy_slots):
         copy(kv, source[:0], destination[:0])
     assert (kv == expected).all()
+
+
+@pytest.mark.parametrize("widths", [(16,), (48, 4096, 3 * 8 * triton_move.BLOCK + 16)], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_pages_move_between_pools(widths, count):
+    layers = [torch.randint(0, 256, (7, width), dtype=torch.uint8, device=DEVICE) for width in widths]
+    # Pages lie further apart than they are long.
+    rows = torch.randint(0, 256, (6, sum(widths) + 32), dtype=torch.uint8, device=DEVICE)
+    parts = torch.split(rows[:, :-32], list(widths), dim=1)
+    expected, before = rows.clone(), [layer.clone() for layer in layers]
+    pages, others, places = (torch.randperm(number, device=DEVICE)[:count] for number in (7, 7, 6))
+    out, back = ops.prepare_move(layers, parts), ops.prepare_move(parts, layers)
+    assert isinstance(out, triton_move.TritonMove)
+    out(pages, places)
+    expected[places, :-32] = torch.cat([layer[pages] for layer in before], dim=1)
+    assert torch.equal(rows, expected)
+    assert all(map(torch.equal, layers, before))
+    back(places, others)
+    for layer, as_it_was, part in zip(layers, before, parts, strict=True):
+        as_it_was[others] = part[places]
+        assert torch.equal(layer, as_it_was)
+
+
+def test_pages_move_in_one_launch(monkeypatch):
+    class Kernel:
+        def __getitem__(self, grid):
+            launched.append(grid)
+            return lambda *arguments, **sizes: None
+
+    launched = []
+    width = 2 * 8 * triton_move.BLOCK
+    layers = [torch.zeros(9, width, dtype=torch.uint8, device=DEVICE) for _ in range(32)]
+    parts = torch.split(torch.zeros(9, 32 * width, dtype=torch.uint8, device=DEVICE), width, dim=1)
+    monkeypatch.setattr(other_kernels, "move_pages", Kernel())
+    ops.prepare_move(layers, parts)(torch.arange(9), torch.arange(9))
+    assert launched == [(9, 32, 2)]  # pages, layers, blocks
+
+
+@pytest.mark.parametrize(("width", "skipped"), [(24, 0), (32, 8)], ids=["width", "address"])
+def test_pages_that_are_no_whole_words_go_to_torch(width, skipped):
+    pool = torch.arange(160, dtype=torch.uint8, device=DEVICE).view(5, 32)
+    source, target = [pool[:, :width]], [torch.zeros(6, 64, dtype=torch.uint8, device=DEVICE)[:, skipped:][:, :width]]
+    move = ops.prepare_move(source, target)
+    assert not isinstance(move, triton_move.TritonMove)
+    move(torch.tensor([3, 1], device=DEVICE), torch.tensor([0, 5], device=DEVICE))
+    assert torch.equal(target[0][[0, 5]], source[0][[3, 1]])
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.sched.test_interception import Engine
 from weft.cache.integrity import check_integrity
 from weft.cache.manager import KVCache
 from weft.core import wire
+from weft.core.cost.model import MoveBudget
 from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
 from weft.sched.policies import make_policy
@@ -291,6 +293,29 @@ def test_a_demote_takes_the_budget_of_as_many_steps_as_it_needs(monkeypatch: pyt
     after = engine.scheduler.stats()
     assert after.prefill_tokens - before.prefill_tokens <= 2
     assert after.swapped_in_pages - before.swapped_in_pages == 7
+
+
+def test_what_has_to_move_does_so_in_every_step_and_copies_are_made_ahead_once_in_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("weft.sched.interception.Interception._move_budget", lambda _: MoveBudget(pages=2, steps=4))
+    monkeypatch.setattr("weft.sched.interception.HORIZON_STEPS", 100)
+    engine = Resident("lru", num_pages=40)
+    for seq in (11, 12, 13):
+        engine.plain(seq, [seq] * 23)
+    engine.say(wire.Open(seq=2), wire.Append(seq=2, op=next(engine.ops), tokens=pack_tokens([2] * 8)))
+    engine.say(wire.Generate(seq=2, op=next(engine.ops), stop=StopParams(max_tokens=20)))
+    ahead = [len(engine.turn().swap_outs) for _ in range(18)]
+    with_pages = [index for index, count in enumerate(ahead) if count]
+    assert len(with_pages) == 2
+    assert {after - before for before, after in pairwise(with_pages)} == {4}
+    engine.run()
+    engine.idle(3, [3] * 50)
+    engine.say(wire.Demote(op=next(engine.ops), seq=3))
+    moved = []
+    while engine.scheduler.has_work:
+        moved.append(len(engine.turn().swap_outs))
+    assert moved == [2, 2, 2, 1]
 
 
 def test_a_prefetch_brings_a_prefix_back_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sched.stepping import Stepped
+from weft.core.cost.model import MoveBudget
 from weft.sched.sequence import SequenceState
 
 SHARED = [7 + index % 50 for index in range(48)]
@@ -43,7 +44,8 @@ def deferred(stepped: Stepped) -> list[int]:
 @pytest.mark.parametrize("budget", [1, 4, 1024])
 @pytest.mark.parametrize("count", [2, 6])
 def test_what_all_of_them_lack_is_computed_once(count: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.sched.interception.Interception._copy_budget", lambda _: budget)
+    each = MoveBudget(budget, steps=1)
+    monkeypatch.setattr("weft.sched.interception.Interception._move_budget", lambda _: each)
     stepped = forks(count, num_pages=80)
     assert all(stepped.pages(seq) == (0, 6) for seq in range(1, count + 1))
     before = stepped.scheduler.stats().prefill_tokens

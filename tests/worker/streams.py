@@ -5,7 +5,8 @@ Each thing done knows what it comes after: what its stream had before, and what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,8 +29,13 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         self.past |= event.past
 
+    def record_event(self) -> Event:
+        event = Event(self.streams)
+        event.record(self)
+        return event
+
     def synchronize(self) -> None:
-        return
+        self.streams.seen |= self.past
 
 
 class Event:
@@ -46,10 +52,12 @@ class Event:
         (stream or self.streams.current).wait_event(self)
 
     def synchronize(self) -> None:
-        return
+        self.streams.seen |= self.past
 
     def query(self) -> bool:
-        return True
+        if found := self.streams.is_done():
+            self.synchronize()
+        return found
 
 
 class Streams:
@@ -59,16 +67,21 @@ class Streams:
         self.current = Stream(self, "default")
         self.done: list[tuple[str, str, set[int]]] = []
         """What was done, on which stream, after which others (by their place here)."""
+        self.seen: set[int] = set()
+        """What the host has seen to be done: it is done before whatever the host asks for next."""
+        self.is_done: Callable[[], bool] = lambda: True
+        """The answer of an event that is asked."""
+        self._numbers = itertools.count(1)
 
     def note(self, what: str) -> int:
         """Something is done on the current stream."""
         number = len(self.done)
-        self.done.append((what, self.current.name, set(self.current.past)))
+        self.done.append((what, self.current.name, self.current.past | self.seen))
         self.current.past.add(number)
         return number
 
     def make(self, *args: Any, **options: Any) -> Stream:
-        return Stream(self, "made")
+        return Stream(self, f"stream {next(self._numbers)}")
 
     def event(self, *args: Any, **options: Any) -> Event:
         return Event(self)

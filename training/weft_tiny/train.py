@@ -233,7 +233,8 @@ class Trainer:
         """Train until the wanted number of tokens or a signal, with log lines and regular checkpoints."""
         args, lock = self.args, ProcessLock(running_lock(), self.args.state)
         stream = Stream(args.asset / "tokenizer.json", args.seed + 1000 * self.resumed, args.batch, args.longest,
-                        args.prompt_weight, args.long_share, WEIGHTS, self.curriculum)  # fmt: skip
+                        args.prompt_weight, args.long_share, {**WEIGHTS, **dict(args.share)},
+                        self.curriculum)  # fmt: skip
         source = stream.loader(args.workers)
         stopping = Signals()
         lock.acquire()
@@ -298,6 +299,14 @@ class Meter:
                 "loss": round(float(torch.stack(self.losses).mean()), 4)}  # fmt: skip
 
 
+def parse_share(text: str) -> tuple[str, float]:
+    """`KIND=SHARE`. Raises `ValueError`."""
+    kind, _, share = text.partition("=")
+    if kind not in WEIGHTS:
+        raise ValueError(f"no kind {kind!r}: there are {', '.join(WEIGHTS)}")
+    return kind, float(share)
+
+
 def main() -> None:
     """Train weft-tiny; run again with the same --state to continue."""
     parser = argparse.ArgumentParser(description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -314,6 +323,8 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=450, help="longest single conversation in tokens")
     parser.add_argument("--long-share", type=float, default=0.01, help="share of rows that join several conversations")
     parser.add_argument("--prompt-weight", type=float, default=0.02, help="loss weight of tokens outside answers")
+    parser.add_argument("--share", action="append", default=[], type=parse_share, metavar="KIND=SHARE",
+                        help="of this kind among the examples, instead of its usual one")  # fmt: skip
     parser.add_argument("--average", type=float, default=0.995, help="share of the running average kept at a step")
     parser.add_argument("--muon-lr", type=float, default=0.005, help="learning rate of the matrices (Muon)")
     parser.add_argument("--adam-lr", type=float, default=0.001, help="learning rate of all other weights (AdamW)")

@@ -16,7 +16,7 @@ from weft.core.cost.profile import Profile, Residual, Swaps
 
 BAR_WIDTH = 40
 FREE_FRACTION = 0.03
-"""By how much moving pages may lengthen a step that is said to be free of them."""
+"""By how much moving pages may lengthen steps on average."""
 PLOTTING = "matplotlib"
 
 
@@ -146,17 +146,18 @@ def _swap(swaps: Swaps) -> str:
 
 def _moves(profile: Profile) -> Iterator[str]:
     """What pages cost that move beside a forward, and how many move for `FREE_FRACTION` of the largest and the smallest
-    forward beside which that was measured."""
+    forward beside which that was measured, or of several such forwards."""
     for name, model in (("out", profile.moves.beside_out), ("in", profile.moves.beside_in)):
         if model is not None:
             yield f"beside a forward, {name} = {_time(model.base_s)} + {_time(model.per_page_s)} per page"
     costs = profile.cost_model()
     shapes = sorted({sample.shape for sample in profile.moves.samples}, key=costs.predict_forward_s)
     for shape in dict.fromkeys(shapes[:1] + shapes[-1:]):
-        pages = costs.free_pages(shape, FREE_FRACTION)
-        if pages is not None:
-            step = f"{shape.num_rows} rows, {shape.num_tokens} tokens, {_time(costs.predict_forward_s(shape))}"
-            yield f"{pages} pages move for {FREE_FRACTION:.0%} of a step of {step}"
+        budget = costs.move_budget(shape, FREE_FRACTION)
+        if budget is not None:
+            steps = f"{shape.num_rows} rows, {shape.num_tokens} tokens, {_time(costs.predict_forward_s(shape))}"
+            which = "a step" if budget.steps == 1 else f"{budget.steps} steps"
+            yield f"{budget.pages} pages move for {FREE_FRACTION:.0%} of {which} of {steps}"
 
 
 def _time(seconds: float) -> str:

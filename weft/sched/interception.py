@@ -21,7 +21,7 @@ from weft.cache.radix import Match
 from weft.cache.retention import RetainedRun, prefix_wait
 from weft.cache.runs import PageRuns, Ranking
 from weft.cache.tiers import UNLIMITED
-from weft.core.cost.model import Costs, StepShape
+from weft.core.cost.model import Costs, MoveBudget, StepShape
 from weft.core.ids import TOKEN_BYTES
 from weft.core.waits import COHORT_TOKENS, WaitKind, check_wait, label_of, of_cohort
 from weft.core.wire import Expect, Release
@@ -36,7 +36,7 @@ from weft.sched.wait_log import Found, PastWait, WaitLog
 UNMEASURED_COPIES = 64
 """Pages that a step may move where no profile says what moving costs."""
 HIDDEN_SHARE = 0.03
-"""Part by which the pages that a step moves may lengthen it."""
+"""Part by which copies made ahead may lengthen steps on average, and other moves where it is enough for a transfer."""
 IDLE_COPIES = 1024
 """Pages that a step may move which computes nothing."""
 HORIZON_STEPS = 8
@@ -89,8 +89,10 @@ class Interception:
         """Steps until copies are looked for again, where no candidate changes: none was worth making."""
         self._seen_changes = 0
         """Of the candidates, when they were last looked at."""
-        self._budget = 0
-        """Pages that the step being built may move in all."""
+        self._budget = MoveBudget(0, 1)
+        """Pages that the step being built may move in all; steps per one that makes copies ahead."""
+        self._since = 0
+        """Steps since pages moved."""
         self._load: Load | None = None
         """Of the step being built; None: not asked for yet."""
         self.recomputed = RecomputeShare(costs)
@@ -106,8 +108,9 @@ class Interception:
         """A step is being built."""
         self._load = None
         tiers = self._cache.tiers
-        self._budget = self._copy_budget()
-        tiers.begin_step(self._budget)
+        self._since = 1 if tiers.copy_budget < self._budget.pages else self._since + 1
+        self._budget = self._move_budget()
+        tiers.begin_step(self._budget.pages)
         if self._acts_at_start:
             idle = [s for s in self._sequences.without_slot.values() if s.state is SequenceState.IDLE]
             for sequence in idle:
@@ -126,6 +129,8 @@ class Interception:
             return
         if self._acts_at_start:
             return  # what is to be on the host has been moved there
+        if tiers.copy_budget == self._budget.pages and self._since < self._budget.steps:
+            return  # a transfer takes more time than one step may be longer
         budget = tiers.copy_budget
         for node in tiers.candidates.worth_copies(MAX_CONSIDERED, now):
             if tiers.copy_budget <= 0 or not self._cache.copy_out(node):
@@ -141,17 +146,15 @@ class Interception:
         pages += sum([len(s.table.pages) for s in self._sequences.without_slot.values() if s.state is idle])
         return pages * self._cache.page_size
 
-    def _copy_budget(self) -> int:
+    def _move_budget(self) -> MoveBudget:
         if self.policy.at_start("") == "swap":
-            return UNLIMITED
+            return MoveBudget(UNLIMITED, 1)
         if not self._cache.tiers.host.num_pages:
-            return 0
+            return MoveBudget(0, 1)
         if not self._sequences.running:
-            return IDLE_COPIES
-        pages = None
-        if self._costs is not None:
-            pages = self._costs.free_pages(self._running_shape(), HIDDEN_SHARE)
-        return UNMEASURED_COPIES if pages is None else max(pages, 1)
+            return MoveBudget(IDLE_COPIES, 1)
+        found = None if self._costs is None else self._costs.move_budget(self._running_shape(), HIDDEN_SHARE)
+        return MoveBudget(UNMEASURED_COPIES, 1) if found is None else found
 
     def _private_pages(self) -> dict[str, int]:
         pages: dict[str, int] = {} if self.explicit is None else dict(self.explicit.held())
@@ -195,10 +198,10 @@ class Interception:
         """Part of the time of a transfer, of as many pages as a step of `shape` may move, in which its forward goes
         on."""
         tiers, costs = self._cache.tiers, self._costs
-        if not tiers.host.num_pages or costs is None or self._budget in (0, UNLIMITED):
+        if not tiers.host.num_pages or costs is None or self._budget.pages in (0, UNLIMITED):
             return 0.0
-        link_s = costs.predict_swap_s(self._budget)
-        step_s = costs.predict_step_s(shape, self._budget)
+        link_s = costs.predict_swap_s(self._budget.pages)
+        step_s = costs.predict_step_s(shape, self._budget.pages)
         if not link_s or step_s is None:
             return 0.0
         return min(max(1.0 - (step_s - costs.predict_forward_s(shape)) / link_s, 0.0), 1.0)

@@ -8,17 +8,17 @@ The contract is one for all devices:
   a forward, which has nothing to work beside, for what it moves in either direction: its time is that of the link.
 - Movements happen in the order of steps: a page that was moved out can be brought in again by the same step.
 
-`CudaLink` has a stream of its own and staging buffers on the device. `CpuLink` copies at once, with the cores that
-compute: on a CPU both pools are the same memory. A `LinkThrottle` makes that link as slow as a configured rate, so that
-decisions which depend on a slow link can be measured without one: the bytes move at once, their time passes beside the
-forward.
+`CudaLink` has a stream for each direction, so that both work at a time, and staging buffers on the device. `CpuLink`
+copies at once, with the cores that compute: on a CPU both pools are the same memory. A `LinkThrottle` makes that link
+as slow as a configured rate, so that decisions which depend on a slow link can be measured without one: the bytes move
+at once, their time passes beside the forward.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -27,15 +27,14 @@ import torch
 from torch import Tensor
 
 from weft.core.step import I32
-from weft.kernels.base import PrepareMove
+from weft.kernels.base import MovePages, PrepareMove
 from weft.worker.transfer import upload
 
 STAGING_BYTES = 32 << 20
 """Device memory of one staging buffer."""
-WORD = torch.int64
-"""A page has a whole number of them in each layer: at least 8 tokens of whole heads."""
 NUM_STAGING = 4
-"""Up to so many times `STAGING_BYTES` leave in one step without a wait of its forward."""
+"""Up to so many times `STAGING_BYTES` leave in one step without a wait of its forward. One more buffer is for pages on
+their way in."""
 
 
 class HostLink(Protocol):
@@ -137,25 +136,35 @@ class CpuLink:
 
 
 class CudaLink:
-    """Pinned host memory behind a stream of its own.
+    """Pinned host memory behind two streams, one for each direction.
 
-    Pages on their way out are gathered into staging by the current stream, so that what follows may overwrite them, and
-    cross on the link's stream. Pages on their way in cross to staging on the link's stream as early as a buffer is
-    free, and are spread from there on the same stream, after the work that the current stream has by then: it may still
-    read or copy what the pages held before. The current stream waits for the link in `wait`, and where more leaves at a
-    time than staging holds.
+    Pages cross in parts, each as large as a staging buffer, and one launch moves all layers of a part between the pool
+    and staging. Pages on their way out are gathered by the current stream, so that what follows may overwrite them, and
+    cross on the stream for that direction. Pages on their way in cross to staging on the other stream as soon as the
+    part before is in its place, and are spread from there on the same stream, after the work that the current stream
+    has by then: it may still read or copy what the pages held before.
+
+    The directions wait for each other only where they have to:
+
+    - A part that comes in waits for the copies out of its own host pages, if these are still in flight.
+    - What leaves waits for all that was brought in by earlier calls, as the current stream does: it is gathered from
+      pages in their places, and no host page is overwritten while it is read.
+
+    Beyond these, the current stream waits for the link in `wait`, and where more leaves at a time than staging holds.
     """
 
-    def __init__(self, layers: Sequence[Tensor], host: Tensor):
+    def __init__(self, layers: Sequence[Tensor], host: Tensor, prepare: PrepareMove):
         """As `CpuLink`, with `layers` on the device and `host` pinned."""
-        # Pages are gathered and spread in words: the device moves a single element at a time.
-        self._layers = [layer.view(WORD) for layer in layers]
-        self._widths = [layer.shape[1] for layer in self._layers]
-        self._host = host.view(WORD)
-        self._bytes_per_page = host.shape[1]
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._layers = layers
+        self._host = host
+        self._prepare = prepare
+        self._part_pages = max(1, STAGING_BYTES // host.shape[1])
+        self._outward, self._inward = (torch.cuda.Stream(self._device) for _ in range(2))  # type: ignore[no-untyped-call]
         self._arrived: torch.cuda.Event | None = None
-        self._staging: list[_LinkBuffer] = []
+        self._leaving: deque[tuple[torch.cuda.Event, set[int]]] = deque()
+        """Copies out that may be in flight, oldest first: when each is done, and its host pages."""
+        self._out_staging: list[_Staging] = []
+        self._in_staging: _Staging | None = None
 
     @property
     def _device(self) -> torch.device:
@@ -163,38 +172,38 @@ class CudaLink:
 
     def swap_out(self, device_pages: I32, host_pages: I32) -> None:
         """Copy device pages [n] to host pages [n]."""
+        self.wait()
+        self._forget_done()
         current = torch.cuda.current_stream(self._device)
-        for part in self._parts(len(device_pages)):
-            index = upload(device_pages[part], self._device, np.int64)
-            staging = self._next_staging()
-            staging.wait(current)
-            pages = staging.buffer[: len(index)]
-            torch.cat([layer.index_select(0, index) for layer in self._layers], dim=1, out=pages)
-            self._stream.wait_stream(current)
-            with self._crossing():
-                for start, first, count in _runs(host_pages[part]):
-                    self._host[first : first + count].copy_(pages[start : start + count], non_blocking=True)
-                staging.used(self._stream)
+        for hosts, devices in self._parts(host_pages, device_pages):
+            staging = self._next_out_staging()
+            staging.free.wait(current)
+            staging.move(devices, staging.rows[: len(hosts)])
+            self._outward.wait_stream(current)
+            with torch.cuda.stream(self._outward):
+                for start, first, count in _runs(hosts):
+                    pages = staging.pages[start : start + count]
+                    self._host[first : first + count].copy_(pages, non_blocking=True)
+            staging.free = self._outward.record_event()
+            self._leaving.append((staging.free, set(hosts.tolist())))
 
     def swap_in(self, host_pages: I32, device_pages: I32) -> None:
         """Copy host pages [n] to device pages [n]."""
-        current = torch.cuda.current_stream(self._device)
-        for part in self._parts(len(device_pages)):
-            index = upload(device_pages[part], self._device, np.int64)
-            staging = self._next_staging()
-            pages = staging.buffer[: len(index)]
-            staging.wait(self._stream)
-            with self._crossing():
-                for start, first, count in _runs(host_pages[part]):
-                    pages[start : start + count].copy_(self._host[first : first + count], non_blocking=True)
-                self._stream.wait_stream(current)
-                for layer, data in zip(self._layers, torch.split(pages, self._widths, dim=1), strict=True):
-                    layer.index_copy_(0, index, data)
-                staging.used(self._stream)
+        self._forget_done()
+        staging = self._in_staging = self._in_staging or self._new_staging(outward=False)
+        parts = self._parts(host_pages, device_pages)
+        may_overwrite = torch.cuda.current_stream(self._device).record_event()
+        for hosts, devices in parts:
+            self._wait_for_copies_out(hosts)
+            with torch.cuda.stream(self._inward):
+                for start, first, count in _runs(hosts):
+                    pages = self._host[first : first + count]
+                    staging.pages[start : start + count].copy_(pages, non_blocking=True)
+                self._inward.wait_event(may_overwrite)
+                staging.move(staging.rows[: len(hosts)], devices)
             # It belongs to the current stream, which may reuse its memory once this call returns.
-            index.record_stream(self._stream)
-        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._arrived.record(self._stream)
+            devices.record_stream(self._inward)
+        self._arrived = self._inward.record_event()
 
     def wait(self) -> None:
         """Have the current stream wait for the pages that were brought in."""
@@ -203,8 +212,9 @@ class CudaLink:
             self._arrived = None
 
     def wait_idle(self) -> None:
-        """Have the current stream wait for the link's, whatever it carries."""
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        """Have the current stream wait for those of the link, whatever they carry."""
+        for stream in (self._outward, self._inward):
+            torch.cuda.current_stream(self._device).wait_stream(stream)
         self._arrived = None
 
     def remaining_s(self) -> float:
@@ -212,46 +222,59 @@ class CudaLink:
         return 0.0
 
     def close(self) -> None:
-        """Block until the link's stream is idle."""
-        self._stream.synchronize()
+        """Block until the streams of the link are idle."""
+        self._outward.synchronize()
+        self._inward.synchronize()
 
-    def _next_staging(self) -> _LinkBuffer:
-        if len(self._staging) < NUM_STAGING:
-            shape = (max(1, STAGING_BYTES // self._bytes_per_page), self._host.shape[1])
-            buffer = torch.empty(shape, dtype=WORD, device=self._device)
-            # Its memory may have been another tensor's, which the current stream still reads.
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            self._staging.append(_LinkBuffer(buffer))
-        else:
-            self._staging.append(self._staging.pop(0))
-        return self._staging[-1]
+    def _parts(self, host_pages: I32, device_pages: I32) -> list[tuple[I32, Tensor]]:
+        """The host pages of each part, and the device pages that go with them, on the device.
 
-    @contextmanager
-    def _crossing(self) -> Iterator[None]:
-        with torch.cuda.stream(self._stream):
-            yield
+        In the order of host pages, whose runs cross in one copy: runs that were allocated again are often reversed.
+        """
+        order = np.argsort(host_pages)
+        hosts, size = host_pages[order], self._part_pages
+        devices = upload(device_pages[order], self._device, np.int64)
+        return [(hosts[i : i + size], devices[i : i + size]) for i in range(0, len(hosts), size)]
 
-    def _parts(self, count: int) -> list[slice]:
-        size = max(1, STAGING_BYTES // self._bytes_per_page)
-        return [slice(start, start + size) for start in range(0, count, size)]
+    def _forget_done(self) -> None:
+        while self._leaving and self._leaving[0][0].query():  # type: ignore[no-untyped-call]
+            self._leaving.popleft()
+
+    def _wait_for_copies_out(self, host_pages: I32) -> None:
+        """Have what is brought in next begin after the last copy out of one of `host_pages`."""
+        pages = set(host_pages.tolist())
+        for copied, leaving in reversed(self._leaving):
+            if not pages.isdisjoint(leaving):
+                copied.wait(self._inward)
+                return
+
+    def _next_out_staging(self) -> _Staging:
+        """The buffer that has been in use for longest."""
+        is_full = len(self._out_staging) == NUM_STAGING
+        self._out_staging.append(self._out_staging.pop(0) if is_full else self._new_staging(outward=True))
+        return self._out_staging[-1]
+
+    def _new_staging(self, *, outward: bool) -> _Staging:
+        pages = torch.empty((self._part_pages, self._host.shape[1]), dtype=torch.uint8, device=self._device)
+        parts = torch.split(pages, [layer.shape[1] for layer in self._layers], dim=1)
+        move = self._prepare(self._layers, parts) if outward else self._prepare(parts, self._layers)
+        staging = _Staging(pages, torch.arange(len(pages), device=self._device), move)
+        # Its memory may have been another tensor's, which the current stream still reads.
+        self._inward.wait_stream(torch.cuda.current_stream(self._device))
+        return staging
 
 
-class _LinkBuffer:
-    """A buffer on the device, [pages, bytes per page], and until when it is used."""
+class _Staging:
+    """A buffer on the device and the movement of pages between it and the pool, in one direction."""
 
-    def __init__(self, buffer: Tensor):
-        self.buffer = buffer
-        self._used: torch.cuda.Event | None = None
-
-    def used(self, stream: torch.cuda.Stream) -> None:
-        """It is in use until `stream` has done what it has by now."""
-        self._used = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._used.record(stream)
-
-    def wait(self, stream: torch.cuda.Stream) -> None:
-        """Have `stream` wait until it is free."""
-        if self._used is not None:
-            self._used.wait(stream)
+    def __init__(self, pages: Tensor, rows: Tensor, move: MovePages):
+        self.pages = pages
+        """[pages, bytes per page]"""
+        self.rows = rows
+        """0 to the number of pages, on the device: where a part lies."""
+        self.move = move
+        self.free: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        """When what it held last has left. Not kept of a buffer that one stream writes and reads."""
 
 
 def _index(pages: I32) -> Tensor:

@@ -56,7 +56,7 @@ class KVStore:
         self._host = _HostPool(num_host_pages, self.bytes_per_page, pinned=device.type == "cuda")
         self._link: HostLink
         if device.type == "cuda":
-            self._link = CudaLink(layer_bytes, self._host.pages)
+            self._link = CudaLink(layer_bytes, self._host.pages, kernels.prepare_move)
         else:
             self._link = CpuLink(layer_bytes, self._host.pages, kernels.prepare_move, throttle)
 

@@ -33,6 +33,23 @@ POLITE = Phrases(
     "{q} (Please be quick.|It is urgent.|I must know.)", "One more: {q}", "~Would you be so kind? {q}",
     "~{q} That would help me a lot.",
 )  # fmt: skip
+REMARK = Phrases(
+    "It is (for|about) (my|our) {x}.", "(I|We) (need|want) it (today|now|soon|tonight|this week|for the {x}).",
+    "(My|Our) {x} (wants to know|asked me|told me to ask|needs it).", "(That|This) is all.",
+    "I (just|only|really) wonder.", "(You are|How) (great|kind|nice).", "It is (late|cold|early|loud|quiet) here.",
+    "Nobody (here|at home|at work) knows.", "This is (easy|hard|new|fun) for (me|us|my {x}).",
+    "(I was|We were) (told|asked) about it (today|yesterday|at work).", "I would (love|like) to know.",
+    "It (matters|means a lot) to (me|us|my {x}).", "I (tried|looked) (twice|everywhere|it up).",
+    "(I am|We are) (new|happy|tired|back) here.", "We (talked|spoke) about it (today|yesterday|at work).",
+    "It would make (me|my {x}|us) (happy|glad).", "(I hope|Hope) you can.", "No (hurry|rush).",
+    "(I like|We like) the {x}.", "There is a {x} (here|too|next to me).", "My {x} is (here|away|asleep|late).",
+    "I (count on|trust|like) you.",
+)  # fmt: skip
+BESIDE = (
+    "boss", "sister", "brother", "friend", "team", "work", "trip", "class", "book", "garden", "party", "report",
+    "guest", "mother", "plan", "house", "shop", "neighbour", "teacher", "letter", "dog", "cat", "car", "game", "school",
+)  # fmt: skip
+"""What remarks are about."""
 BOTH = Phrases(
     "{q} (Next|Second|And|Besides|Plus): {r}", "(Do|I need) (two|both) things: {q} {r}", "a) {q} b) {r}",
     "- {q}\n- {r}", "{q}\n{r}", "{q} (One more thing|And one more|Another thing): {r}",
@@ -109,6 +126,14 @@ def request(draw: Draw, family: Tool) -> tuple[str, tuple[object, ...]]:
     return draw.phrase(family.ask, **{str(index): value for index, value in enumerate(spoken)}), values
 
 
+def remarked(draw: Draw, text: str) -> str:
+    """The request, at times among sentences that ask for nothing."""
+    while draw.chance(0.25):
+        remark = draw.phrase(REMARK, x=draw.pick(BESIDE))
+        text = f"{text} {remark}" if draw.chance(0.65) else f"{remark} {text}"
+    return text
+
+
 def reply(family: Tool, values: tuple[object, ...], result: str) -> str:
     """The sentence that reports a result."""
     text = family.reply
@@ -147,7 +172,7 @@ def make(draw: Draw) -> Example:
     tool = session.offer(family)
     result = family.result(draw, values)
     if roll < 0.80:
-        session.messages.append(user(draw.phrase(POLITE, q=text) if draw.chance(0.5) else text))
+        session.messages.append(user(remarked(draw, draw.phrase(POLITE, q=text) if draw.chance(0.5) else text)))
         session.call(tool, values, result)
         session.say(reply(family, values, result), *_mentioned(family, result))
         if draw.chance(0.3):
@@ -157,7 +182,7 @@ def make(draw: Draw) -> Example:
     next_text, next_values = request(draw, other)
     next_tool = tool if other is family else session.offer(other)
     next_result = other.result(draw, next_values)
-    session.messages.append(user(draw.phrase(BOTH, q=text, r=next_text)))
+    session.messages.append(user(remarked(draw, draw.phrase(BOTH, q=text, r=next_text))))
     session.call(tool, values, result)
     session.call(next_tool, next_values, next_result)
     answer = f"{reply(family, values, result)} {reply(other, next_values, next_result)}"

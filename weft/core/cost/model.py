@@ -182,6 +182,13 @@ class SwapModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.base_s + self.per_page_s * num_pages if num_pages > 0 else 0.0
 
 
+class MoveBudget(NamedTuple):
+    """Pages that a step may move. If one of so many steps does so, steps are longer by a given part on average."""
+
+    pages: int
+    steps: int
+
+
 def _pages_within(seconds: float, out: SwapModel, into: SwapModel, factor: float) -> int:
     """How many pages move in `seconds`, some out and some in, at `factor` times what the models say."""
     left_s = seconds - factor * (out.base_s + into.base_s)
@@ -215,8 +222,8 @@ class Costs(Protocol):
         """How long a step takes that computes a forward of this shape and moves pages; None as above."""
         ...
 
-    def free_pages(self, shape: StepShape, fraction: float) -> int | None:
-        """The most pages, out plus in, that a step moves in at most (1 + `fraction`) times the time of its forward.
+    def move_budget(self, shape: StepShape, fraction: float) -> MoveBudget | None:
+        """How many pages a step of this shape may move, out plus in, and in how many steps, by `fraction`.
 
         None where moving pages was not measured.
         """
@@ -314,6 +321,21 @@ class CostModel:
         busy = _pages_within(allowed_s - forward_s, beside_out, beside_in, self._factor)
         link = _pages_within(allowed_s, swap_out, swap_in, 1.0)
         return min(busy, link)
+
+    def move_budget(self, shape: StepShape, fraction: float) -> MoveBudget | None:
+        """`free_pages` in every step, but at least one, if as much of their time goes with their number as is fixed.
+        Else as many pages as that takes, once in the steps that may together be longer by their time."""
+        pages = self.free_pages(shape, fraction)
+        out, into = self._beside_out, self._beside_in
+        if pages is None or out is None or into is None:
+            return None
+        fixed_s, per_page_s = out.base_s + into.base_s, max(out.per_page_s, into.per_page_s)
+        least = max(1, math.ceil(fixed_s / per_page_s)) if per_page_s > 0.0 else 1
+        if pages >= least or least == 1:
+            return MoveBudget(max(1, pages), 1)
+        forward_s, link_s = self.predict_forward_s(shape), self.predict_swap_s(least) or 0.0
+        longer_s = max(self._factor * (fixed_s + least * per_page_s), link_s - forward_s)
+        return MoveBudget(least, max(1, math.ceil(longer_s / (fraction * forward_s))))
 
     def observe(self, shape: StepShape, measured_s: float, num_out: int = 0, num_in: int = 0) -> float | None:
         """Correct the factor by a step with a forward; returns measured to predicted time.

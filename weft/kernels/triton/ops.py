@@ -18,6 +18,7 @@ from weft.kernels.triton.attention import attention
 from weft.kernels.triton.device import elementwise as device
 from weft.kernels.triton.device import products
 from weft.kernels.triton.launch import INTERPRETED, takes
+from weft.kernels.triton.move import prepare_move
 
 MAX_ROW = 65536
 """The longest row that `rms_norm` takes: a program holds all of it."""
@@ -201,5 +202,5 @@ KERNELS = Kernels(
     prepare_block=reference.no_block,
     copy_pages=copy_pages,
     copy_slots=copy_slots,
-    prepare_move=reference.prepare_move,
+    prepare_move=prepare_move,
 )

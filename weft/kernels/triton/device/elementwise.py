@@ -118,6 +118,23 @@ def copy_pages(kv, source, destination, SIZE: tl.constexpr, BLOCK: tl.constexpr)
     tl.store(kv + end + i, tl.load(kv + begin + i, mask=inside), mask=inside)
 
 
+@triton.jit(do_not_specialize_on_alignment=["source_pages", "destination_pages"])
+def move_pages(table, source_pages, destination_pages, LAYERS: tl.constexpr, BLOCK: tl.constexpr):
+    """A program per pair of pages, layer and BLOCK words of 8 bytes.
+
+    The rows of the table [5, LAYERS] are the addresses of the layer in the source and the destination, the bytes from
+    a page to the next in both, and the words of a page. All of them are multiples of 16 bytes.
+    """
+    layer = table + tl.program_id(1)
+    i = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    begin = tl.load(layer) + tl.load(source_pages + tl.program_id(0)) * tl.load(layer + 2 * LAYERS)
+    end = tl.load(layer + LAYERS) + tl.load(destination_pages + tl.program_id(0)) * tl.load(layer + 3 * LAYERS)
+    inside = i < tl.multiple_of(tl.load(layer + 4 * LAYERS), 2)
+    source = tl.multiple_of(begin.to(tl.pointer_type(tl.int64)), 16)
+    destination = tl.multiple_of(end.to(tl.pointer_type(tl.int64)), 16)
+    tl.store(destination + i, tl.load(source + i, mask=inside), mask=inside)
+
+
 @triton.jit
 def move_slots(
     kv,
