@@ -11,7 +11,7 @@ from collections import Counter
 
 from weft.sdk import Context, Sampler, map_forks
 
-PROMPT = "Nora lives in Oslo. Max lives in Rome. Ada lives in Paris.\n\nWhere does Max live?"
+PROMPT = "Max lives in Rome. Nora lives in Oslo. Ada lives in Paris.\n\nWhere does Max live?"
 
 
 async def main(args):

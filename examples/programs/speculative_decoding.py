@@ -23,7 +23,7 @@ async def main(args):
     start, passes, accepted = len(tokens), 0, 0
     async with Sequence() as seq:
         seq.append(tokens[:-1])
-        while len(tokens) < start + max_tokens and tokens[-1] not in model.eos_token_ids:
+        while len(tokens) < start + max_tokens and not set(tokens[start:]) & set(model.eos_token_ids):
             draft = lookup(tokens, match, min(size, start + max_tokens - len(tokens) - 1))
             checked = await seq.score([tokens[-1], *draft, model.eos_token_ids[0]], 1)
             passes += 1

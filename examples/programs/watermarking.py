@@ -28,7 +28,7 @@ async def main(args):
     tokens = await tokenize(args.get("prompt", "Once there was a fox named Ada"), special=True)
     start, fed = len(tokens), tokens
     async with Sequence() as seq:
-        while len(tokens) - start < args.get("max_tokens", 120):
+        while len(tokens) - start < args.get("max_tokens", 180):
             dist = await seq.next_dist(append=fed)
             biased = [
                 (token, logprob + bias * is_green(tokens[-1], token, key, share))

@@ -90,7 +90,8 @@ def test_points_of_a_skeleton_are_written_at_the_same_time(lab: Lab) -> None:
 
 
 def test_what_went_wrong_is_learned_and_kept(lab: Lab) -> None:
-    first = lab.example("reflexion")
+    text, keys = "A baker named Quillon turned 71 in Brimsel.", ["job", "name", "age", "city"]
+    first = lab.example("reflexion", {"text": text, "keys": keys, "seed": 11})
     assert first["record"] == {"name": "Quillon", "city": "Brimsel", "age": 71, "job": "baker"}
     lessons = [trial["lesson"] for trial in first["trials"]]
     assert len(lessons) > 1
@@ -102,7 +103,7 @@ def test_what_went_wrong_is_learned_and_kept(lab: Lab) -> None:
     assert json.loads(first["trials"][-1]["said"]) == first["record"]
 
 
-@pytest.mark.parametrize("words", [["Nora", "Max", "kite", "stranger", "drawer"], ["thief", "kite", "everyone"]])
+@pytest.mark.parametrize("words", [["king", "river", "bread", "lamp"], ["thief", "kite", "everyone"]])
 def test_a_search_finds_what_greedy_decoding_does_not(lab: Lab, words: list[str]) -> None:
     result, stories = lab.told("mcts", {"rounds": 3, "words": words})
     assert len({told["story"] for told in stories}) == 3

@@ -21,6 +21,8 @@ ROWS = (
     ("passage", "passage", "Questions about a passage"),
     ("list", "list", "Summaries of lists and questions about them: the exact text"),
     ("chat", "chat", "Chat: the persona's name, rules and facts of the system prompt followed"),
+    ("opening", "opening", "What people type first: greetings, jokes, verses, sums, questions about the world"),
+    ("raw", "raw", "Text without a template that goes on as a story: the right names, no sentence twice"),
     ("story", "story", "Stories: every requested name and object occurs, no sentence twice"),
 )
 
