@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from weft.core.step import ForwardBatch, Step
 from weft.kernels import dispatch, reference
-from weft.kernels.base import HeadNorm, HeadShape, Kernels
+from weft.kernels.base import HeadNorm, HeadShape, Kernels, MovePages
 from weft.kernels.batch import AttentionBatch, lower
 from weft.models.base import KVSpec, LayerKV
 from weft.worker.kv_store import KVStore
@@ -32,6 +33,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Largest permitted difference from the reference, relative to its largest value."""
 PAGE = 16
+MOVED_LAYERS = 4
 
 
 class Sizes(NamedTuple):
@@ -191,12 +193,26 @@ def other_cases(tokens: int, sizes: Sizes, dtype: torch.dtype, device: str) -> I
         kernels.copy_slots(kv, slots[:-1], slots[1:])
         return [kv]
 
+    layers = [kv.view(len(kv), -1).view(torch.uint8)] * MOVED_LAYERS
+    staging = torch.empty(len(sources), sum(layer.shape[1] for layer in layers), dtype=torch.uint8, device=device)
+    rows = torch.arange(len(sources), device=device)
+
+    @cache
+    def prepared(kernels: Kernels) -> MovePages:
+        return kernels.prepare_move(layers, torch.split(staging, [layer.shape[1] for layer in layers], dim=1))
+
+    def move_pages(kernels: Kernels) -> list[Tensor]:
+        prepared(kernels)(sources, rows)
+        return [staging.view(dtype)]
+
     title = f"{tokens:,} tokens"
     moved = sources.numel() * kv[0].numel() * 2 * width
     yield Case("rms_norm", title, lambda k: [k.rms_norm(x, weight, 1e-6)], bytes=2 * x.numel() * width)
     yield Case("silu_mul", title, lambda k: [k.silu_mul(gate_up)], bytes=1.5 * gate_up.numel() * width)
     yield Case("rotate_and_store", title, rotate, bytes=2 * qkv.numel() * width)
     yield Case("copy_pages", f"{len(sources):,} pages", copy_pages, bytes=moved)
+    title_of_move = f"{len(sources):,} pages of {MOVED_LAYERS} layers"
+    yield Case("prepare_move", title_of_move, move_pages, bytes=2 * staging.numel())
     yield Case("copy_slots", f"{len(slots) - 1} slots", copy_slots, bytes=4 * 63 * kv_heads * head_dim * width)
 
 

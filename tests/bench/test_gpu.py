@@ -80,7 +80,7 @@ def test_free_pages_lie_between_the_measured_ones() -> None:
 def test_every_operation_is_measured_or_a_product() -> None:
     cases = list(gpu_kernels.other_cases(20, gpu_kernels.SMALL[0], torch.float32, "cpu"))
     products = {"linear", "gated_linear", "linear_rms_norm", "pack_weight", "take_rows"}
-    absent = {"prepare_block", "prepare_move"}  # Triton has none
+    absent = {"prepare_block"}  # Triton has none
     assert {case.operation for case in cases} | {"attention"} | products | absent == set(Kernels._fields)
     assert all(case.bytes > 0 for case in cases)
 
