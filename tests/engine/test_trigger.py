@@ -23,6 +23,7 @@ STRICT = CallableTool(
 LOOSE = CallableTool("now", {"type": "object", "properties": {}})
 TOKENIZER = load_tokenizer("weft-tiny")
 MARKER = TOKENIZER.token_to_id("<tool_call>")
+END = TOKENIZER.token_to_id("</tool_call>")
 CALL = '{"name": "now", "arguments": {"a": [1, {"b": "}"}]}}</tool_call>'
 
 
@@ -145,8 +146,10 @@ def test_an_answer_without_reasoning_is_read_for_markers(grammars: Grammars) -> 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_call_of_a_model_that_wants_to_write_something_else(llm: LLM, seed: int) -> None:
     """A model that opens calls at random and writes noise: all calls that come to an end parse and are offered."""
+    # The end comes where nothing else is left: as a part of strings, the text could not be cut there.
+    bias = {MARKER: 25.0, END: -60.0}
     (result,) = llm.generate(
-        "Hi", grammar=grammar(), max_tokens=600, temperature=3.0, seed=seed, logit_bias={MARKER: 25.0}, ignore_eos=True
+        "Hi", grammar=grammar(), max_tokens=600, temperature=3.0, seed=seed, logit_bias=bias, ignore_eos=True
     )
     *calls, rest = result.text.split("</tool_call>")
     assert len(calls) + rest.count("<tool_call>") > 0
