@@ -51,14 +51,14 @@ WAITING = """
 from weft.sdk import Context, detokenize, run
 
 async def main(number):
-    ctx = Context().fill(f"Number {number} waits for its turn, and has pages of its own.")
+    ctx = Context().fill(f"Number {number} waits for its turn, and has pages of its")
     await ctx.flush()
     run.send("waiting")
     await run.receive()
     await ctx.generate_until(max_tokens=4)
     return await detokenize(ctx.tokens)
 """
-WAITED = "Number {} waits for its turn, and has pages of its own."
+WAITED = "Number {} waits for its turn, and has pages of its"
 
 
 @pytest.fixture(scope="module")
