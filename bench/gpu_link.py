@@ -23,6 +23,7 @@ from torch import Tensor
 
 from bench.gpu_models import SHAPES, random_model
 from weft.config import EngineConfig
+from weft.core.cost.model import HIDDEN_SHARE
 from weft.core.protocols import WorkerSpec
 from weft.core.step import I32, ForwardBatch, LateInputs, Step, StepHandle
 from weft.worker.build import start_worker
@@ -30,8 +31,6 @@ from weft.worker.executor import TorchWorker
 
 Save = Callable[[dict[str, Any]], None]
 """Called with all results so far."""
-FREE_FRACTION = 0.03
-"""By how much moving pages may lengthen a step that is said to be free of them."""
 WARM_UP_STEPS = 3
 """The first compiles kernels, the second captures a graph."""
 REPEATS = 2
@@ -170,7 +169,7 @@ class Mover:
         return {"pages": count, "direction": direction, "scattered": scattered, "ms": 1000 * took_s, "gb_s": rate}
 
     def beside(self, forward: ForwardBatch, load: LinkLoad) -> dict[str, Any]:
-        """Times of steps with a forward and pages, and with how many pages a step is `FREE_FRACTION` longer."""
+        """Times of steps with a forward and pages, and with how many pages a step is `HIDDEN_SHARE` longer."""
         links = {(count, way): self._step_s(self.moves(count, way), 0.0) for count in load.pages for way in DIRECTIONS}
         self._step_s({"forward": forward}, 0.0)
         found: dict[str, Any] = {"forward_ms": 1000 * self._step_s({"forward": forward}, load.seconds)}
@@ -228,16 +227,16 @@ class Point(NamedTuple):
 
 
 def free_pages(points: Sequence[Point]) -> float | None:
-    """How many pages lengthen a step by `FREE_FRACTION`: between the last number that lengthens it less and the next.
+    """How many pages lengthen a step by `HIDDEN_SHARE`: between the last number that lengthens it less and the next.
 
     None if even the most do not.
     """
     before = (0.0, 0.0)
     for point in points:
         added = point.step_ms / point.forward_ms - 1
-        if added > FREE_FRACTION:
+        if added > HIDDEN_SHARE:
             pages, least = before
-            share = (FREE_FRACTION - least) / (added - least)
+            share = (HIDDEN_SHARE - least) / (added - least)
             return round(pages + share * (point.pages - pages), 1)
         before = (float(point.pages), max(0.0, added))
     return None
@@ -248,7 +247,7 @@ def lines(title: str, found: Mapping[str, Any]) -> list[str]:
     texts = [f"beside {title}, {found['forward_ms']:.2f} ms"]
     for direction in DIRECTIONS:
         one = found[direction]
-        texts.append(f"  {direction}: {FREE_FRACTION:.0%} longer with {one['free_pages']} pages")
+        texts.append(f"  {direction}: {HIDDEN_SHARE:.0%} longer with {one['free_pages']} pages")
         texts += [
             f"    {p.pages:4d} pages: {p.step_ms:8.2f} ms, forward {p.forward_ms:8.2f}, link {p.link_ms:8.2f}"
             for p in (Point(**point) for point in one["points"])

@@ -312,6 +312,10 @@ class TestMoves:
         allowed_s = (1 + fraction) * model.predict_forward_s(self.shape)
         count = model.free_pages(self.shape, fraction)
         assert count is not None
+        budget = model.move_budget(self.shape, fraction)
+        assert budget is not None
+        assert budget.pages >= max(1, count)
+        assert budget.steps >= 1
         whole = min(count, 10_000)
         for num_out in {0, 1, whole // 2, whole}:
             if num_out <= whole:

@@ -190,7 +190,7 @@ def test_nan_that_is_seen_is_not_hidden():
     assert got.isnan().all()
 
 
-@pytest.mark.parametrize("extreme", [100.0, -100.0])
+@pytest.mark.parametrize("extreme", [100.0, -100.0, 0.0])
 def test_attention_of_extreme_scores(extreme):
     case = random_case(np.random.default_rng(4), [(1, CHUNK + 44), (20, 30)], head_dim=64)
     case.q.fill_(2.0)

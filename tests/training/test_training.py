@@ -15,8 +15,10 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from training.weft_tiny import evaluate, export, train
+from training.weft_tiny.batches import Row, collate
 from training.weft_tiny.cases import COLUMNS, TEST, read
 from training.weft_tiny.evaluate import Difference, difference, may_ship
+from training.weft_tiny.grammar import TOP
 from training.weft_tiny.state import RunState
 
 ASSET = Path(__file__).parents[2] / "weft" / "assets" / "weft-tiny"
@@ -154,3 +156,65 @@ def test_the_frozen_gold_answers_pass_their_own_checks() -> None:
         for turn in evaluate.turns_of(cases[:40], tokenizer):
             turn.answer, turn.ended = turn.gold, True
             assert turn.right, turn
+
+
+def test_the_learning_rate_falls_to_zero_over_tokens_or_over_time(tmp_path: Path) -> None:
+    ran = trainer(tmp_path / "tokens", 10**9, decay_tokens=1000, warmup=1)
+    ran.seen = 700
+    assert ran.rate(200) == pytest.approx(0.5)
+    ran.run()
+    assert ran.seen >= 1700
+    timed = trainer(tmp_path / "seconds", 10**9, decay_seconds=100.0, warmup=1)
+    timed.began -= 25.0
+    assert timed.rate(0) == pytest.approx(0.75, abs=0.05)
+    timed.began -= 200.0
+    assert timed.rate(0) == 0.0
+    timed.run()
+    assert timed.step <= 1
+
+
+def test_an_answer_is_right_if_all_of_its_tokens_are() -> None:
+    rows = [Row([1] * 6, [0.1, 0.1, 1.0, 1.0, 0.1, 1.0]), Row([1] * 4, [1.0, 1.0, 0.1, 0.1])]
+    batch = collate(rows)
+    assert batch.answers.tolist() == [[0, 2, 4], [0, 5, 6], [1, 0, 2]]
+    hits = torch.tensor([[False, True, True, False, True], [True, False, False, False, False]])
+    # The first token of a row is no target, so an answer that begins with it is never whole.
+    assert train.answer_hits(hits, batch.answers).tolist() == [True, True, False]
+    hits[0, 2] = False
+    assert train.answer_hits(hits, batch.answers).tolist() == [False, True, False]
+
+
+def test_other_processes_make_batches_by_the_curriculum(tmp_path: Path) -> None:
+    ran = trainer(tmp_path, 1500, workers=1, report=1, share=[(kind, float(kind == "list")) for kind in train.WEIGHTS])
+    for level in range(1, TOP):
+        for _ in range(900):
+            ran.curriculum.count("list", level, True)
+    levels: set[tuple[str, int]] = set()
+    update = ran.update
+
+    def note(batch: Any, factor: float) -> torch.Tensor:
+        levels.update(batch.sources)
+        return update(batch, factor)
+
+    ran.update = note  # type: ignore[method-assign]
+    ran.run()
+    assert {kind for kind, _ in levels} == {"list"}
+    assert TOP in {level for _, level in levels}
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--decay-tokens", "0"], "--decay-tokens must be positive"),
+        (["--decay-seconds", "nan"], "--decay-seconds must be positive"),
+        (["--share", "poem=0.5"], "no kind 'poem'"),
+        (["--share", "tool=-1"], "invalid"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    options: list[str], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train", "--state", str(tmp_path), *options])
+    with pytest.raises(SystemExit):
+        train.main()
+    assert error in capsys.readouterr().err

@@ -8,6 +8,7 @@ zero, and training ends. The exported weights are a running average, usable at a
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import time
@@ -300,11 +301,14 @@ class Meter:
 
 
 def parse_share(text: str) -> tuple[str, float]:
-    """`KIND=SHARE`. Raises `ValueError`."""
+    """`KIND=SHARE`. Raises `ArgumentTypeError` or `ValueError`, which `argparse` tells."""
     kind, _, share = text.partition("=")
     if kind not in WEIGHTS:
-        raise ValueError(f"no kind {kind!r}: there are {', '.join(WEIGHTS)}")
-    return kind, float(share)
+        raise argparse.ArgumentTypeError(f"no kind {kind!r}: there are {', '.join(WEIGHTS)}")
+    value = float(share)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{share!r} is no share")
+    return kind, value
 
 
 def main() -> None:
@@ -317,7 +321,7 @@ def main() -> None:
     parser.add_argument("--idle", action="store_true", help="use only processor time that no other process wants")
     parser.add_argument("--tokens", type=int, default=1_000_000_000, help="end after this many tokens at the latest")
     parser.add_argument("--decay-tokens", type=int, help="let the rate fall to zero over this many tokens, then end")
-    parser.add_argument("--decay-seconds", type=float, help="the same over this time, on a machine lent for so long")
+    parser.add_argument("--decay-seconds", type=float, help="the same over this time")
     parser.add_argument("--warmup", type=int, default=300_000, help="tokens of warm-up")
     parser.add_argument("--batch", type=int, default=8000, help="tokens per step")
     parser.add_argument("--longest", type=int, default=450, help="longest single conversation in tokens")
@@ -338,6 +342,9 @@ def main() -> None:
     parser.add_argument("--check-seconds", type=float, default=3600.0, help="seconds between checks")
     parser.add_argument("--save-seconds", type=float, default=900.0, help="seconds between checkpoints")
     args = parser.parse_args()
+    for name in ("decay_tokens", "decay_seconds"):
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
+            parser.error(f"--{name.replace('_', '-')} must be positive")
     owner = ProcessLock(args.state / "trainer.lock", args.state)
     try:
         owner.acquire()

@@ -11,12 +11,10 @@ import msgspec
 
 from weft.abi.errors import ConfigError, WeftError
 from weft.cli.bench.record import command_line, surroundings, write_record
-from weft.core.cost.model import ForwardModel
+from weft.core.cost.model import HIDDEN_SHARE, ForwardModel
 from weft.core.cost.profile import Profile, Residual, Swaps
 
 BAR_WIDTH = 40
-FREE_FRACTION = 0.03
-"""By how much moving pages may lengthen steps on average."""
 PLOTTING = "matplotlib"
 
 
@@ -145,7 +143,7 @@ def _swap(swaps: Swaps) -> str:
 
 
 def _moves(profile: Profile) -> Iterator[str]:
-    """What pages cost that move beside a forward, and how many move for `FREE_FRACTION` of the largest and the smallest
+    """What pages cost that move beside a forward, and how many move for `HIDDEN_SHARE` of the largest and the smallest
     forward beside which that was measured, or of several such forwards."""
     for name, model in (("out", profile.moves.beside_out), ("in", profile.moves.beside_in)):
         if model is not None:
@@ -153,11 +151,11 @@ def _moves(profile: Profile) -> Iterator[str]:
     costs = profile.cost_model()
     shapes = sorted({sample.shape for sample in profile.moves.samples}, key=costs.predict_forward_s)
     for shape in dict.fromkeys(shapes[:1] + shapes[-1:]):
-        budget = costs.move_budget(shape, FREE_FRACTION)
+        budget = costs.move_budget(shape, HIDDEN_SHARE)
         if budget is not None:
             steps = f"{shape.num_rows} rows, {shape.num_tokens} tokens, {_time(costs.predict_forward_s(shape))}"
             which = "a step" if budget.steps == 1 else f"{budget.steps} steps"
-            yield f"{budget.pages} pages move for {FREE_FRACTION:.0%} of {which} of {steps}"
+            yield f"{budget.pages} pages move for {HIDDEN_SHARE:.0%} of {which} of {steps}"
 
 
 def _time(seconds: float) -> str:

@@ -21,7 +21,7 @@ from weft.cache.radix import Match
 from weft.cache.retention import RetainedRun, prefix_wait
 from weft.cache.runs import PageRuns, Ranking
 from weft.cache.tiers import UNLIMITED
-from weft.core.cost.model import Costs, MoveBudget, StepShape
+from weft.core.cost.model import HIDDEN_SHARE, Costs, MoveBudget, StepShape
 from weft.core.ids import TOKEN_BYTES
 from weft.core.waits import COHORT_TOKENS, WaitKind, check_wait, label_of, of_cohort
 from weft.core.wire import Expect, Release
@@ -35,8 +35,6 @@ from weft.sched.wait_log import Found, PastWait, WaitLog
 
 UNMEASURED_COPIES = 64
 """Pages that a step may move where no profile says what moving costs."""
-HIDDEN_SHARE = 0.03
-"""Part by which copies made ahead may lengthen steps on average, and other moves where it is enough for a transfer."""
 IDLE_COPIES = 1024
 """Pages that a step may move which computes nothing."""
 HORIZON_STEPS = 8
@@ -147,6 +145,7 @@ class Interception:
         return pages * self._cache.page_size
 
     def _move_budget(self) -> MoveBudget:
+        """Pages that have to move do so in every step; the number of steps holds for copies made ahead."""
         if self.policy.at_start("") == "swap":
             return MoveBudget(UNLIMITED, 1)
         if not self._cache.tiers.host.num_pages:

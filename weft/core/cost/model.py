@@ -182,6 +182,12 @@ class SwapModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.base_s + self.per_page_s * num_pages if num_pages > 0 else 0.0
 
 
+HIDDEN_SHARE = 0.03
+"""Part by which moving pages may lengthen steps on average and still be said to be free."""
+SHORTEST_S = 1e-9
+"""Of a step's time: shorter ones are taken for so long where they divide."""
+
+
 class MoveBudget(NamedTuple):
     """Pages that a step may move. If one of so many steps does so, steps are longer by a given part on average."""
 
@@ -223,7 +229,8 @@ class Costs(Protocol):
         ...
 
     def move_budget(self, shape: StepShape, fraction: float) -> MoveBudget | None:
-        """How many pages a step of this shape may move, out plus in, and in how many steps, by `fraction`.
+        """How many pages a step of this shape may move, out plus in, and in how many steps one may do so, if steps are
+        to be longer by `fraction` on average.
 
         None where moving pages was not measured.
         """
@@ -323,8 +330,10 @@ class CostModel:
         return min(busy, link)
 
     def move_budget(self, shape: StepShape, fraction: float) -> MoveBudget | None:
-        """`free_pages` in every step, but at least one, if as much of their time goes with their number as is fixed.
-        Else as many pages as that takes, once in the steps that may together be longer by their time."""
+        """The `free_pages` of every step, at least one, unless their fixed time is longer than what their number takes.
+
+        Then so many pages that both are equal, and so many steps that these may together be longer by the time of such
+        a transfer."""
         pages = self.free_pages(shape, fraction)
         out, into = self._beside_out, self._beside_in
         if pages is None or out is None or into is None:
@@ -335,7 +344,7 @@ class CostModel:
             return MoveBudget(max(1, pages), 1)
         forward_s, link_s = self.predict_forward_s(shape), self.predict_swap_s(least) or 0.0
         longer_s = max(self._factor * (fixed_s + least * per_page_s), link_s - forward_s)
-        return MoveBudget(least, max(1, math.ceil(longer_s / (fraction * forward_s))))
+        return MoveBudget(least, max(1, math.ceil(longer_s / max(fraction * forward_s, SHORTEST_S))))
 
     def observe(self, shape: StepShape, measured_s: float, num_out: int = 0, num_in: int = 0) -> float | None:
         """Correct the factor by a step with a forward; returns measured to predicted time.

