@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from training.weft_tiny import evaluate, export, train
+from training.weft_tiny import conversations, evaluate, export, train
 from training.weft_tiny.batches import Row, collate
 from training.weft_tiny.cases import COLUMNS, TEST, read
 from training.weft_tiny.evaluate import Difference, difference, may_ship
@@ -200,6 +201,41 @@ def test_other_processes_make_batches_by_the_curriculum(tmp_path: Path) -> None:
     ran.run()
     assert {kind for kind, _ in levels} == {"list"}
     assert TOP in {level for _, level in levels}
+
+
+def test_a_conversation_goes_on_with_the_answers_and_a_tool_answers_only_its_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = {"name": "lookup", "description": "Look up a key.", "parameters": ["key"]}
+    turns = ["Hello.", {"answer": "nothing"}, "What is in a?", {"answer": "seven"}]
+    (tmp_path / "said.json").write_text(json.dumps([{"title": "Keys", "tools": [tool], "turns": turns}]))
+    monkeypatch.setattr(conversations, "CONVERSATIONS", tmp_path / "said.json")
+    call = '<tool_call>{"name": "lookup", "arguments": {"key": "a"}}</tool_call>'
+    answers, prompts = iter([("Hi!\n\nYes?", True), (call, True), ("seven seven", False)]), []
+
+    def complete(model: Any, tokenizer: Tokenizer, ids: list[list[int]], end: int, limit: int) -> list[Any]:
+        prompts.append(tokenizer.decode(ids[0], skip_special_tokens=False))
+        return [next(answers)]
+
+    monkeypatch.setattr(conversations, "complete", complete)
+    found = conversations.transcripts(cast(Any, None), Tokenizer.from_file(str(ASSET / "tokenizer.json")))
+    assert found == "1. Keys\n\n```\n" + "\n".join(
+        [
+            "tool:         lookup(key): Look up a key.", "user:         Hello.", "weft-tiny:    Hi!", "",
+            "              Yes?", "user:         What is in a?", f"weft-tiny:    {call}", "tool answers: seven",
+            "weft-tiny:    seven seven [cut after 120 tokens]", "```",
+        ]
+    )  # fmt: skip
+    assert [prompt.count("<|im_start|>assistant") for prompt in prompts] == [1, 2, 3]
+    assert f"{call}<|im_end|>\n<|im_start|>tool\nseven<|im_end|>" in prompts[-1]
+
+
+def test_the_card_has_every_conversation() -> None:
+    card = (ASSET / "README.md").read_text(encoding="utf-8")
+    said = json.loads(conversations.CONVERSATIONS.read_text(encoding="utf-8"))
+    assert len(said) == 20
+    for conversation in said:
+        assert all(turn.splitlines()[0] in card for turn in conversation["turns"] if isinstance(turn, str))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
+from training.weft_tiny.conversations import transcripts
 from training.weft_tiny.train import ASSET
 
 RESULTS = Path("training/weft_tiny/results.json")
@@ -38,6 +42,12 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def played(directory: Path) -> str:
+    """The conversations of the model in a directory, as Markdown."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return transcripts(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval(), tokenizer)
+
+
 def main() -> None:
     """Write the model card from a template and the results of the evaluation."""
     parser = argparse.ArgumentParser(description=main.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -49,7 +59,7 @@ def main() -> None:
         tokens = int(weights.metadata()["tokens"])
     template = (Path(__file__).parent / "card_template.md").read_text(encoding="utf-8")
     card = template.replace("{{table}}", table(results)).replace("{{cases}}", str(results["cases"]))
-    card = card.replace("{{tokens}}", f"{tokens / 1e6:.1f}")
+    card = card.replace("{{tokens}}", f"{tokens / 1e6:.1f}").replace("{{conversations}}", played(args.out.parent))
     args.out.write_text(card, encoding="utf-8")
 
 

@@ -73,22 +73,30 @@ def turns_of(cases: Sequence[Example], tokenizer: Tokenizer) -> list[Turn]:
 
 
 @torch.inference_mode()
+def complete(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, prompts: Sequence[list[int]], end: int, limit: int
+) -> list[tuple[str, bool]]:
+    """For each prompt in token ids the greedy answer, and whether the token `end` came within `limit` tokens."""
+    pad = tokenizer.token_to_id(END_OF_TEXT)
+    width = max(len(prompt) for prompt in prompts)
+    padded = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
+    seen = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    ids, mask = torch.tensor(padded, device=model.device), torch.tensor(seen, device=model.device)
+    output = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=limit, do_sample=False,
+                            eos_token_id=end, pad_token_id=pad)  # fmt: skip
+    rows = [row[: row.index(end)] if end in row else row for row in output[:, width:].tolist()]
+    return [(tokenizer.decode(row), len(row) < output.shape[1] - width) for row in rows]
+
+
 def generate(model: LlamaForCausalLM, tokenizer: Tokenizer, turns: list[Turn], rows: int, limit: int) -> None:
     """Greedy answers for all turns of one kind, in batches of similar answer length."""
-    pad = tokenizer.token_to_id(END_OF_TEXT)
-    end = pad if turns[0].kind == "raw" else tokenizer.token_to_id(IM_END)
+    end = tokenizer.token_to_id(END_OF_TEXT if turns[0].kind == "raw" else IM_END)
     order = sorted(turns, key=lambda turn: (len(turn.gold) // 16, len(turn.tokens)))
     for start in range(0, len(order), rows):
         batch = order[start : start + rows]
-        width = max(len(turn.tokens) for turn in batch)
-        padded = [[pad] * (width - len(turn.tokens)) + turn.tokens for turn in batch]
-        seen = [[0] * (width - len(turn.tokens)) + [1] * len(turn.tokens) for turn in batch]
-        ids, mask = torch.tensor(padded, device=model.device), torch.tensor(seen, device=model.device)
-        output = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=limit, do_sample=False,
-                                eos_token_id=end, pad_token_id=pad)  # fmt: skip
-        for turn, row in zip(batch, output[:, width:].tolist(), strict=True):
-            turn.ended = end in row
-            turn.answer = tokenizer.decode(row[: row.index(end)] if turn.ended else row)
+        answers = complete(model, tokenizer, [turn.tokens for turn in batch], end, limit)
+        for turn, (answer, ended) in zip(batch, answers, strict=True):
+            turn.answer, turn.ended = answer, ended
 
 
 def summary(turns: list[Turn]) -> dict[str, Any]:
