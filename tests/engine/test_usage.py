@@ -242,5 +242,5 @@ def test_without_a_prefix_cache_no_turn_is_remembered() -> None:
     _, usage = turn(driver, [*tokens[:-2], 9, 9], 1)
     assert counts(usage) == (0, 0, 0, 44)
     assert usage.first_different_token is None
-    assert not driver.engine.scheduler._state.interception._turns
+    assert not driver.engine.scheduler._state.interception.closed._turns
     driver.finish()

@@ -79,7 +79,7 @@ class Admission:
         if match is not None:
             arrival_s = _arrival_s(sequence, now)
             if not stands_with_others:
-                self._interception.end_continued(sequence, match, tokens, arrival_s)
+                self._interception.closed.end_continued(sequence, match, tokens, arrival_s)
             is_own = sequence.wait is not None
             if is_own:
                 self._interception.unpark(sequence, now)
@@ -166,7 +166,7 @@ class Admission:
         if sequence.high_water == 0:
             self._log.counters.prefix_queries += len(sequence.tokens)
             self._log.counters.prefix_hits += cached
-            self._interception.first_found(sequence, tokens, cached, arrival_s)
+            self._interception.closed.first_found(sequence, tokens, cached, arrival_s)
 
 
 def _arrival_s(sequence: Sequence, now: float) -> float:

@@ -215,7 +215,7 @@ class CommandHandler:
         )
         sequence.ops.append(op)
         if others and config.prefix_cache and not sequence.high_water:
-            self._state.interception.inherit(sequence, now)
+            self._state.interception.closed.inherit(sequence, now)
         self._arrive(sequence, now)
 
     def _usable(self, client: int, handle: int, op: int) -> Sequence | None:

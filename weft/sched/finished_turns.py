@@ -12,7 +12,7 @@ the template that open the answer, behind the token that ends the message before
 too (an opened block of reasoning): as many of them, at most `MAX_OPENING`, as the request ends with too. Without such a
 token the request must have the whole prompt.
 
-Bounded: the last `MAX_TURNS` turns, of each its last tokens, at most `MAX_TAIL`. Owned by `Interception`.
+Bounded: the last `MAX_TURNS` turns, of each its last tokens, at most `MAX_TAIL`. Owned by `ClosedWaits`.
 """
 
 from __future__ import annotations

@@ -5,28 +5,26 @@ finished turn of a client that may send the next one. As long as pages are free 
 needed it is *parked*: the prefix index gets its pages, and a `Wait` marks their end. From then on its pages are as any
 other pages of the index, given up from the end in the order of the policy, and found again when it has work.
 
-Owns the waits of open sequences, which waits of closed ones a new sequence continues, and the budget of pages that a
-step may move between device and host. Called by the transitions of the scheduler.
+Owns the waits of open sequences, those of closed ones (`ClosedWaits`), and the budget of pages that a step may move
+between device and host. Called by the transitions of the scheduler.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from weft.cache.manager import KVCache
 from weft.cache.nodes import Node, Wait
-from weft.cache.radix import Match
 from weft.cache.retention import RetainedRun, prefix_wait
 from weft.cache.runs import PageRuns, Ranking
 from weft.cache.tiers import UNLIMITED
 from weft.core.cost.model import HIDDEN_SHARE, Costs, MoveBudget, StepShape
-from weft.core.ids import TOKEN_BYTES
 from weft.core.waits import COHORT_TOKENS, WaitKind, check_wait, label_of, of_cohort
 from weft.core.wire import Expect, Release
+from weft.sched.closed_waits import MOST, ClosedWaits
 from weft.sched.config import SchedulerConfig
-from weft.sched.finished_turns import FinishedTurns
 from weft.sched.policies.runs import START, InterceptPolicy, Load
 from weft.sched.recompute_share import RecomputeShare
 from weft.sched.sequence import AppendOp, Sequence, SequenceState
@@ -39,11 +37,6 @@ IDLE_COPIES = 1024
 """Pages that a step may move which computes nothing."""
 HORIZON_STEPS = 8
 """Copies are made ahead of runs that would be given up within so many steps full of prompts."""
-MOST = 0.5
-"""Part of its tokens of which a return has KV, in either tier, that goes before those whose KV is gone."""
-MIN_PRUNED = 256
-"""Waits of closed sequences from which on those that have ended are dropped: whenever there are twice as many as the
-last time left."""
 MAX_CONSIDERED = 64
 """Runs that are considered for a copy in one step."""
 
@@ -79,10 +72,6 @@ class Interception:
         self._sequences = sequences
         self._config = config
         self.policy = policy
-        self._turns = FinishedTurns()
-        self._closed: dict[int, Wait] = {}
-        """Waits of closed sequences by number; some may have ended."""
-        self._prune_at = MIN_PRUNED
         self._rests = 0
         """Steps until copies are looked for again, where no candidate changes: none was worth making."""
         self._seen_changes = 0
@@ -95,6 +84,7 @@ class Interception:
         """Of the step being built; None: not asked for yet."""
         self.recomputed = RecomputeShare(costs)
         self.waits = WaitLog()
+        self.closed = ClosedWaits(cache, config, self.waits)
         self.explicit: ExplicitPages | None = None
         """Those of programs that wait; None: no program has any."""
         self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", WaitKind.CHAT))
@@ -349,31 +339,13 @@ class Interception:
                 self._cache.tiers.end_wait(wait)
             if action in ("swap", "swap_in_budget"):
                 self._move_out(wait, action, now)
-            self._remember(wait)
+            self.closed.add(wait)
         if kind and hold is None and sequence.num_prompt and self._config.prefix_cache:
-            self._note_turn(sequence, wait)
-
-    def finished_turns(self, tenant: str) -> Iterator[Wait]:
-        """The waits of closed sequences of a tenant of whose KV something is left."""
-        for wait in self._closed.values():
-            if wait.end is not None and wait.tenant == tenant:
-                yield wait
-
-    def _remember(self, wait: Wait) -> None:
-        """List the wait of a closed sequence, and drop those that have ended from time to time."""
-        self._closed[wait.seq] = wait
-        if len(self._closed) >= self._prune_at:
-            self._closed = {seq: wait for seq, wait in self._closed.items() if wait.end is not None}
-            self._prune_at = max(2 * len(self._closed), MIN_PRUNED)
+            self.closed.add_turn(sequence, wait)
 
     def _discard(self, sequence: Sequence, kind: str, now: float, fence: int | None) -> None:
         num_pages = self._cache.discard(sequence.table, now, fence)
         self._cache.tiers.uses.moved_pages[label_of(kind), "nowhere"] += num_pages
-
-    def _note_turn(self, sequence: Sequence, wait: Wait) -> None:
-        tokens = sequence.tokens.tobytes()
-        numbers = self._cache.prefix_numbers(sequence.table, tokens[: sequence.num_prompt * TOKEN_BYTES])
-        self._turns.add(wait, tokens, sequence.num_prompt, numbers, self._config.eos_token_ids)
 
     def _mark(self, wait: Wait, end: Node) -> None:
         wait.attach(end)
@@ -421,24 +393,6 @@ class Interception:
             found = "host"
         self.waits.returned(kind, found)
 
-    def first_found(self, sequence: Sequence, tokens: bytes, num_found: int, arrival_s: float) -> None:
-        """Record the first KV that a new sequence got (`num_found` tokens): how many of the others had been computed
-        before, how many belong to the turn that it continues, and where it diverges from that turn."""
-        sequence.high_water = num_found
-        given_up = self._cache.tiers.given_up
-        if not given_up and not self._turns:
-            return
-        numbers = self._cache.prefix_numbers(sequence.table, tokens)
-        if given_up:
-            sequence.high_water = given_up.extent(numbers, num_found)
-        turn = self._turns.find(tokens, numbers)
-        if turn is not None:
-            sequence.first_different = turn.first_different
-            sequence.sources.continued = max(sequence.sources.continued, turn.num_tokens)
-            if not turn.wait.has_ended and turn.wait.tenant == sequence.tenant:
-                self._end_closed(turn.wait, sequence, arrival_s)
-                self._cache.retention.supersede(turn.wait, arrival_s)
-
     def unpark(self, sequence: Sequence, now: float) -> None:
         """The sequence has found what is left of its pages, or needs none of them."""
         if sequence.wait is not None:
@@ -446,68 +400,6 @@ class Interception:
                 self._cache.retention.detach(sequence.retained, now)
             self._cache.tiers.end_wait(sequence.wait)
             sequence.wait = None
-
-    def inherit(self, sequence: Sequence, now: float) -> None:
-        """Give a new sequence the age of the one that it continues, if it does."""
-        tokens = sequence.index_keys.tobytes()
-        match = self._cache.lookup(sequence.table, tokens, len(sequence.tokens))
-        waits = self._continued(sequence, match, tokens)
-        last = waits[-1] if waits else self._wait_without_kv(sequence, tokens)
-        if last is not None:
-            place = sequence.place
-            place.first_s, place.active_s, place.num_known = last.first_s, last.active_s, last.num_tokens
-            has_kv = match.num_pages * self._cache.page_size >= MOST * last.num_tokens
-            waited_s = now - last.since_s
-            place.arrive(now, waited_s, self._config.return_order, self._config.aging_s, has_kv=has_kv)
-
-    def end_continued(self, sequence: Sequence, match: Match, tokens: bytes, arrival_s: float) -> None:
-        """End the waits that a new sequence, which arrived at `arrival_s`, continues: it supersedes them."""
-        waits = self._continued(sequence, match, tokens)
-        for wait in waits:
-            self._cache.retention.supersede(wait, arrival_s)
-        if waits:
-            sequence.sources.continued = max(sequence.sources.continued, waits[-1].num_kv)
-            self._end_closed(waits[-1], sequence, arrival_s)
-
-    def _end_closed(self, wait: Wait, sequence: Sequence, arrival_s: float) -> None:
-        """The wait of a closed sequence ends with a sequence that has arrived at `arrival_s`."""
-        wait.has_ended = True
-        sequence.returned_kind = wait.kind
-        announced_s = math.nan if wait.expected_s is None else wait.expected_s - wait.since_s
-        waited_s = max(0.0, arrival_s - wait.since_s)
-        kind = wait.cohort or wait.kind
-        self.waits.past.append(PastWait(wait.tenant, kind, waited_s, announced_s, since_s=wait.since_s))
-
-    def _wait_without_kv(self, sequence: Sequence, tokens: bytes) -> Wait | None:
-        """The wait of the turn that a new sequence with these tokens is the first to continue, though it finds nothing
-        of the turn's answer: its KV is gone, or the answer is rendered differently."""
-        if not self._turns:
-            return None
-        turn = self._turns.find(tokens, self._cache.prefix_numbers(sequence.table, tokens))
-        if turn is None or turn.wait.has_ended or turn.wait.tenant != sequence.tenant:
-            return None
-        return turn.wait
-
-    def _is_whole(self, wait: Wait) -> bool:
-        """Whether all KV of a wait is there. What is left of one that was cut may be a prefix that others share, so the
-        tokens tell what continues it (`FinishedTurns`)."""
-        num_pages = 0 if wait.end is None else wait.end.depth_pages
-        return not wait.was_cut and num_pages >= wait.num_kv // self._cache.page_size
-
-    def _continued(self, sequence: Sequence, match: Match, tokens: bytes) -> list[Wait]:
-        """The waits of closed sequences of the same tenant that a new sequence continues, whose tokens have the prefix
-        `match`. The one that it shares most tokens with is the last."""
-        if not self._closed:
-            return []
-        found = [
-            wait
-            for node in sequence.table.tree.ends(match, tokens)
-            for wait in node.waits.values()
-            if not wait.is_open and wait.tenant == sequence.tenant and wait.num_tokens < len(sequence.tokens)
-            if wait.kind == WaitKind.HOLD or self._is_whole(wait)
-        ]
-        found.sort(key=lambda wait: (wait.num_tokens, wait.since_s))
-        return found
 
 
 def _num_written(sequence: Sequence) -> int:

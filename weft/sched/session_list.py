@@ -31,7 +31,7 @@ def list_sessions(state: SchedulerState, tenant: str, limit: int, now: float) ->
     """The `limit` sessions of a tenant that wait longest. Sorts only the numbers and times of the others."""
     waiting: list[tuple[float, int, Sequence | Wait]] = [
         *((_since_s(sequence), sequence.seq, sequence) for sequence in _open(state, tenant)),
-        *((wait.since_s, wait.seq, wait) for wait in state.interception.finished_turns(tenant)),
+        *((wait.since_s, wait.seq, wait) for wait in state.interception.closed.of_tenant(tenant)),
     ]
     first = heapq.nsmallest(limit, waiting, key=lambda entry: entry[:2])
     found = [
