@@ -97,6 +97,21 @@ def test_answers_of_blocks_are_the_same_alone_and_among_others(
     assert f"{checkpoints[1]}: Q8_0 stay in blocks, which activations meet in 8 bits" in caplog.text
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_answers_of_blocks_on_a_device_are_those_of_the_expanded_weights(
+    checkpoints: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """There activations are not rounded."""
+    answers = []
+    for checkpoint, device in zip(checkpoints, ("cpu", "cuda"), strict=True):
+        options = {**ENGINE, "device": device}
+        with caplog.at_level(logging.INFO, "weft.worker"), LLM(str(checkpoint), **options) as llm:
+            answers.append(llm.generate(PROMPTS, temperature=0, max_tokens=12, progress=False))
+    assert [r.token_ids for r in answers[0]] == [r.token_ids for r in answers[1]]
+    assert f"{checkpoints[1]}: Q8_0 stay in blocks, read as they are" in caplog.text
+
+
 def test_sampling_defaults_can_be_left_out(checkpoints: tuple[Path, Path]) -> None:
     with LLM(str(checkpoints[1]), generation_config="none", **ENGINE) as llm:
         assert not llm.tokenizer.sampling_defaults

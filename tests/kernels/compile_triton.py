@@ -15,16 +15,18 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from tests.kernels.batches import random_case
+from tests.kernels.blocks import random_block_weight
 from weft.kernels.base import HeadNorm, HeadShape, Norm
 from weft.kernels.batch import lower
-from weft.kernels.triton import attention, move, ops
+from weft.kernels.triton import attention, block_layout, blocks, move, ops
 from weft.kernels.triton.device import attention as attention_kernels
+from weft.kernels.triton.device import blocks as block_kernels
 from weft.kernels.triton.device import elementwise as other_kernels
 from weft.kernels.triton.device import products as product_kernels
 
 KERNELS = {
     *("decode", "prefill", "merge", "rms_norm", "add_rms_norm", "silu_mul", "rotate_and_store", "copy_pages"),
-    *("move_pages", "move_slots", "int8_linear", "dequantize"),
+    *("move_pages", "move_slots", "int8_linear", "dequantize", "block_linear", "expand_blocks"),
 }
 
 
@@ -92,7 +94,7 @@ def main() -> None:
         attention.takes = ops.takes = lambda *tensors: True
         attention.device, ops.device = Stand(attention_kernels, capability), Stand(other_kernels, capability)
         move.device, move.INTERPRETED = ops.device, True
-        ops.products = Stand(product_kernels, capability)
+        ops.products, blocks.device = Stand(product_kernels, capability), Stand(block_kernels, capability)
         attention.is_hopper = lambda device, found=capability // 10 == 9: found
         heads, kv_heads, head_dim = shape
         case = random_case(
@@ -108,6 +110,13 @@ def main() -> None:
         pages = torch.ones(2, 2, 1 << 16, dtype=torch.uint8)
         ops.prepare_move(pages[:1], pages[1:])(torch.arange(2), torch.arange(2))
         ops.attention(case.q, case.kv, lower(case.forward, 16), 0.1, window)
+        if dtype == torch.bfloat16 and options is no_rules:
+            x = torch.ones(50, 512, dtype=dtype)
+            for kind in block_layout.LAYOUTS:
+                weight = ops.pack_weight(random_block_weight([(kind, 96)], x.shape[1]))
+                for count in (1, 50):
+                    ops.linear(x[:count], weight, x[0, :96], x[:count, :96])
+                blocks.expanded(weight, 32, 96, dtype)
         if (capability, dtype) == (80, torch.bfloat16):
             x = torch.ones(21, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
             angles = torch.ones(21, head_dim // 2)

@@ -27,6 +27,7 @@ from weft.kernels.triton import attention as triton_attention
 from weft.kernels.triton import move as triton_move
 from weft.kernels.triton import ops
 from weft.kernels.triton.device import attention as attention_kernels
+from weft.kernels.triton.device import blocks as block_kernels
 from weft.kernels.triton.device import elementwise as other_kernels
 from weft.kernels.triton.device import products as product_kernels
 
@@ -476,7 +477,7 @@ def test_every_kernel_compiles_for_devices(tmp_path):
     lines = [line.split() for line in done.stdout.splitlines()]
     assert {name for name, *_ in lines} == {
         name
-        for module in (attention_kernels, other_kernels, product_kernels)
+        for module in (attention_kernels, block_kernels, other_kernels, product_kernels)
         for name, kernel in vars(module).items()
         if not name.startswith("_") and hasattr(kernel, "fn")
     }

@@ -208,7 +208,7 @@ def _quantization_note(config: EngineConfig, device: Any, dtype: Any) -> str:
     from weft.kernels import dispatch
 
     if config.quantization == "int4":
-        return "int4: C++, activations in 8 bits"
+        return "int4: C++, activations in 8 bits" if dispatch.rounds_activations(device) else "int4: Triton"
     return "none" if config.quantization is None else dispatch.int8_note(device, dtype)
 
 

@@ -97,8 +97,9 @@ class Linear(Protocol):
         """x [T, I], weight [O, I], bias [O] or None, residual [T, O] or None -> [T, O].
 
         With `scales`, float32 [O], `weight` is int8 and `weight[o, i] * scales[o]` is what it stands for: activations
-        are not quantized. `weight` may also be what `pack_weight` made of it, or a `BlockWeight`, which rows of x meet
-        in 8 bits (`block_weights.quantize_rows`). `residual` is consumed: the result may be written over it.
+        are not quantized. `weight` may also be what `pack_weight` made of it, or a `BlockWeight`: rows of x meet it in
+        8 bits (`block_weights.quantize_rows`), or as they are where `dispatch.rounds_activations` says so. `residual`
+        is consumed: the result may be written over it.
         """
         ...
 

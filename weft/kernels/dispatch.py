@@ -16,6 +16,7 @@ import torch
 from weft.abi.errors import ConfigError
 from weft.kernels import reference, torch_ops
 from weft.kernels.base import Kernels
+from weft.kernels.block_weights import BLOCK_TYPES
 from weft.kernels.cpu import ops as cpu_ops
 from weft.kernels.cpu.tensors import thin_rows
 from weft.kernels.triton import support as triton_support
@@ -144,8 +145,15 @@ def int8_note(device: torch.device | str, dtype: torch.dtype) -> str:
 def block_types(device: torch.device | str, dtype: torch.dtype) -> frozenset[str]:
     """Types of `kernels.quantized_blocks` that `linear` reads as they are, with activations of `dtype`. Weights of all
     other types are expanded when they are loaded."""
-    ours = _choose("linear", torch.device(device), dtype, None).name == cpu_ops.NAME
-    return cpu_ops.block_types(dtype) if ours else frozenset()
+    chosen = _choose("linear", torch.device(device), dtype, None).name
+    if chosen == triton_support.NAME:
+        return frozenset(BLOCK_TYPES)
+    return cpu_ops.block_types(dtype) if chosen == cpu_ops.NAME else frozenset()
+
+
+def rounds_activations(device: torch.device | str) -> bool:
+    """Whether products with weights in quantized blocks round activations to 8 bits."""
+    return torch.device(device).type == "cpu"
 
 
 def _note(device: torch.device, dtype: torch.dtype) -> str:

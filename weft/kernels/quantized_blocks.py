@@ -13,6 +13,7 @@ Products that read blocks as they are: `block_weights`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -73,93 +74,91 @@ def _nibbles(packed: Tensor) -> Tensor:
     return torch.stack([packed & 15, packed >> 4], -2)
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    """32 int8 and one scale."""
-    return blocks[:, 2:].view(torch.int8) * _scales(blocks, 0)
+def _bits(packed: Tensor, width: int) -> Tensor:
+    """packed [..., k] uint8 -> the lowest `width` bits of all, then the next, ..., [..., 8 / width, k]."""
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device)[:, None]
+    return packed[..., None, :] >> shifts & ((1 << width) - 1)
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
-    """32 numbers of 4 bits, less 8, and one scale."""
-    return (_nibbles(blocks[:, 2:]).flatten(1).view(torch.int8) - 8) * _scales(blocks, 0)
+def _fifth_bits(upper: Tensor) -> Tensor:
+    """upper [n, 4] uint8 -> bit i of the 4 bytes where it is in a number, [n, 32]."""
+    return _bits(upper, 1).transpose(1, 2).flatten(1) << 4
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    """32 numbers of 4 bits, a scale, and what is added to all."""
-    scales = _scales(blocks, 0, 2)
-    return _nibbles(blocks[:, 4:]).flatten(1) * scales[:, :1] + scales[:, 1:]
+def stored_numbers(kind: str, blocks: Tensor) -> Tensor:
+    """blocks [n, bytes of a block] uint8 -> their integers as they are stored, before any offset, [n, numbers of a
+    block] uint8; those of Q8_0 are the bytes of int8.
+
+    Q5_K has the fifth bit of number i of group g in bit g of byte i. Q6_K has two halves of 128 numbers, with 64 bytes
+    of lower and 32 of upper bits: byte i of the latter has those of the numbers i, i + 32, i + 64 and i + 96.
+    """
+    match kind:
+        case "Q8_0":
+            return blocks[:, 2:]
+        case "Q4_0" | "Q4_1":
+            return _nibbles(blocks[:, -16:]).flatten(1)
+        case "Q5_0" | "Q5_1":
+            return _nibbles(blocks[:, -16:]).flatten(1) | _fifth_bits(blocks[:, -20:-16])
+        case "Q4_K":
+            return _nibbles(blocks[:, 16:].view(-1, 4, 32)).flatten(1)
+        case "Q5_K":
+            lower = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32)
+            return (lower | _bits(blocks[:, 16:48], 1) << 4).flatten(1)
+        case "Q6_K":
+            lower = _nibbles(blocks[:, :128].view(-1, 2, 64)).view(-1, 2, 4, 32)
+            return (lower | _bits(blocks[:, 128:192].view(-1, 2, 32), 2) << 4).flatten(1)
+        case _:
+            return _nibbles(blocks[:, GROUP_HEADER:].view(len(blocks), -1, 16)).flatten(1)
 
 
-def _five_bits(upper: Tensor, lower: Tensor) -> Tensor:
-    """32 numbers of 5 bits: bit i of the 4 bytes `upper` is the fifth of number i; 16 bytes `lower` as in Q4_0."""
-    bits = torch.arange(8, dtype=torch.uint8, device=upper.device)
-    return _nibbles(lower).flatten(1) | (upper[..., None] >> bits & 1).flatten(1) << 4
-
-
-def _q5_0(blocks: Tensor) -> Tensor:
-    """32 numbers of 5 bits, less 16, and one scale."""
-    return _q8_0(_q5_0_as_q8_0(blocks))
-
-
-def _q5_0_as_q8_0(blocks: Tensor) -> Tensor:
-    """The same integers and scale."""
-    return torch.cat([blocks[:, :2], _five_bits(blocks[:, 2:6], blocks[:, 6:]) - 16], 1)
-
-
-def _q5_1(blocks: Tensor) -> Tensor:
-    """32 numbers of 5 bits, a scale, and what is added to all."""
-    scales = _scales(blocks, 0, 2)
-    return _five_bits(blocks[:, 4:8], blocks[:, 8:]) * scales[:, :1] + scales[:, 1:]
-
-
-def _groups(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima of the 8 groups of a block of Q4_K or Q5_K, each [n, 8, 1] float32.
+def stored_factors(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of blocks of Q4_K or Q5_K, what the scale and the minimum of each of the 8 groups are multiplied with, each
+    [n, 8] uint8.
 
     6 bits each, in 12 bytes: those of the groups 0 to 3 in one byte each, whose upper two bits belong to the groups 4
     to 7.
     """
-    scales = _scales(blocks, 0, 2)
     low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     factors = torch.cat([low & 63, (high & 15) | (low >> 6 << 4)], 1)
-    minima = torch.cat([middle & 63, (high >> 4) | (middle >> 6 << 4)], 1)
-    return (factors * scales[:, :1])[..., None], (minima * scales[:, 1:])[..., None]
+    return factors, torch.cat([middle & 63, (high >> 4) | (middle >> 6 << 4)], 1)
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
-    """8 groups of 32 numbers of 4 bits."""
-    factors, minima = _groups(blocks)
-    values = _nibbles(blocks[:, 16:].view(-1, 4, 32)).view(-1, 8, 32)
-    return (values * factors - minima).flatten(1)
+def _scaled(kind: str, offset: int, blocks: Tensor) -> Tensor:
+    """Numbers less an offset, and one scale."""
+    return (stored_numbers(kind, blocks).view(torch.int8) - offset) * _scales(blocks, 0)
 
 
-def _q5_k(blocks: Tensor) -> Tensor:
-    """As Q4_K, with a fifth bit of each number in 32 bytes: bit g of byte i for number i of group g."""
-    factors, minima = _groups(blocks)
-    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
-    fifth = (blocks[:, 16:48, None].transpose(1, 2) >> shifts & 1) << 4
-    values = _nibbles(blocks[:, 48:].view(-1, 4, 32)).view(-1, 8, 32) | fifth
-    return (values * factors - minima).flatten(1)
+def _added(kind: str, blocks: Tensor) -> Tensor:
+    """Numbers, a scale, and what is added to all."""
+    scales = _scales(blocks, 0, 2)
+    return stored_numbers(kind, blocks) * scales[:, :1] + scales[:, 1:]
+
+
+def _q5_0_as_q8_0(blocks: Tensor) -> Tensor:
+    """The same integers and scale."""
+    return torch.cat([blocks[:, :2], stored_numbers("Q5_0", blocks) - 16], 1)
+
+
+def _in_groups(kind: str, blocks: Tensor) -> Tensor:
+    """8 groups of 32 numbers."""
+    scales = _scales(blocks, 0, 2)
+    factors, minima = stored_factors(blocks)
+    values = stored_numbers(kind, blocks).view(-1, 8, 32)
+    return (values * (factors * scales[:, :1])[..., None] - (minima * scales[:, 1:])[..., None]).flatten(1)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    """16 groups of 16 numbers of 6 bits, less 32, with an int8 scale each; in two halves of 128 numbers.
-
-    A half has 64 bytes of lower and 32 bytes of upper bits: byte i of the latter has those of the numbers i, i + 32,
-    i + 64 and i + 96.
-    """
-    lower = _nibbles(blocks[:, :128].view(-1, 2, 64)).view(-1, 2, 4, 32)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
-    upper = (blocks[:, 128:192].view(-1, 2, 1, 32) >> shifts & 3) << 4
-    values = ((lower | upper).view(torch.int8) - 32).view(-1, 16, 16)
+    """16 groups of 16 numbers of 6 bits, less 32, with an int8 scale each."""
+    values = (stored_numbers("Q6_K", blocks).view(torch.int8) - 32).view(-1, 16, 16)
     factors = blocks[:, 192:208].view(torch.int8) * _scales(blocks, 208)
     return (values * factors[..., None]).flatten(1)
 
 
-def _int4_groups(blocks: Tensor) -> Tensor:
+def _int4_groups(kind: str, blocks: Tensor) -> Tensor:
     """Groups of `GROUPS`."""
     scales = blocks[:, :4].contiguous().view(torch.float32)
     zeros = blocks[:, 4:5].to(torch.int16)
-    nibbles = _nibbles(blocks[:, GROUP_HEADER:].view(len(blocks), -1, 16)).flatten(1)
-    return (nibbles.to(torch.int16) - zeros) * scales
+    return (stored_numbers(kind, blocks).to(torch.int16) - zeros) * scales
 
 
 SCALES: Mapping[str, tuple[int, int]] = {
@@ -174,15 +173,15 @@ SCALES: Mapping[str, tuple[int, int]] = {
 }
 """Where the float16 scales of a block begin, and how many there are."""
 _EXPANDERS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "Q8_0": _q8_0,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
+    "Q8_0": partial(_scaled, "Q8_0", 0),
+    "Q4_0": partial(_scaled, "Q4_0", 8),
+    "Q4_1": partial(_added, "Q4_1"),
+    "Q5_0": partial(_scaled, "Q5_0", 16),
+    "Q5_1": partial(_added, "Q5_1"),
+    "Q4_K": partial(_in_groups, "Q4_K"),
+    "Q5_K": partial(_in_groups, "Q5_K"),
     "Q6_K": _q6_k,
-    **dict.fromkeys(GROUPS, _int4_groups),
+    **{kind: partial(_int4_groups, kind) for kind in GROUPS},
 }
 _AS_OTHERS: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = {"Q5_0": ("Q8_0", _q5_0_as_q8_0)}
 """Types without kernels of their own whose blocks another type holds exactly."""

@@ -67,7 +67,7 @@ def with_settings(
     kept: set[str] = set()
     if quantization == "int4" and not supports_int4(device, dtype):
         raise Unsupported(
-            "quantization int4 needs the kernels in C++ on a CPU, and dtype float32 or bfloat16; "
+            "quantization int4 needs the kernels in C++ on a CPU, with dtype float32 or bfloat16, or those in Triton; "
             f"the device is {torch.device(device).type}, the dtype {str(dtype).removeprefix('torch.')}"
         )
     if quantization is None and quantized_blocks == "auto":
@@ -109,7 +109,8 @@ def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device
         dtype = str(spec.dtype).removeprefix("torch.")
         said.append(f"{' and '.join(unrounded)} in {dtype}, where the checkpoint was made for fewer bits")
     if kept:
-        said.append(f"{', '.join(sorted(kept))} stay in blocks, which activations meet in 8 bits")
+        how = "which activations meet in 8 bits" if dispatch.rounds_activations(device) else "read as they are"
+        said.append(f"{', '.join(sorted(kept))} stay in blocks, {how}")
     if expanded:
         said.append(f"{', '.join(sorted(expanded))} expanded to {to}, {_why_expanded(spec, device)}")
     stored_bytes = sum(info.num_bytes for info in tensors.values())

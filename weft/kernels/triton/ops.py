@@ -2,7 +2,7 @@
 
 Owns what a tensor must be for a kernel to take it. A tensor that does not fit goes to the torch variant, so every
 operation here takes everything that its contract allows. Products of matrices are torch's, but for those of few rows
-with an int8 weight, which read it as it is.
+with a weight of int8 or in quantized blocks, which read it as it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from torch import Tensor
 from weft.kernels import reference, torch_ops
 from weft.kernels.base import HeadNorm, HeadShape, Kernels, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
+from weft.kernels.block_weights import BlockWeight
+from weft.kernels.triton import block_layout, blocks
 from weft.kernels.triton.attention import attention
+from weft.kernels.triton.block_layout import DeviceBlocks
 from weft.kernels.triton.device import elementwise as device
 from weft.kernels.triton.device import products
 from weft.kernels.triton.launch import INTERPRETED, takes
@@ -38,6 +41,8 @@ def linear(
     scales: Tensor | None = None,
 ) -> Tensor:
     """x [T, I] times weight [O, I] to [T, O], in Triton. Contract: `base.Linear`."""
+    if isinstance(weight, DeviceBlocks):
+        return blocks.linear(x, weight, bias, residual)
     if scales is None:
         return torch_ops.linear(x, weight, bias, residual)
     if not takes(x, bias, residual) or not weight.is_contiguous() or not scales.is_contiguous():
@@ -69,6 +74,18 @@ def _dequantized(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
+def pack_weight(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Rearrange a weight in quantized blocks for `linear`; others stay as they are. Contract: `base.PackWeight`."""
+    return block_layout.pack(weight) if isinstance(weight, BlockWeight) else weight
+
+
+def take_rows(weight: Tensor, indices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Rows `indices` [T] of weight [O, I] as [T, I], in torch. Contract: `base.TakeRows`."""
+    if isinstance(weight, DeviceBlocks):
+        return block_layout.take_rows(weight, indices).to(dtype or torch.float32)
+    return reference.take_rows(weight, indices, dtype)
+
+
 def linear_rms_norm(
     x: Tensor,
     weight: Tensor,
@@ -81,7 +98,8 @@ def linear_rms_norm(
     product is rounded before the residual is added, as in torch's `Linear`."""
     size = residual.shape[-1]
     if not takes(x, residual, norm.weight, bias) or size > MAX_ROW:
-        return torch_ops.linear_rms_norm(x, weight, residual, norm, bias, scales)
+        total = linear(x, weight, bias, residual, scales)
+        return NormedSum(total, torch_ops.rms_norm(total, norm.weight, norm.eps))
     product = linear(x, weight, bias, scales=scales)
     out = torch.empty_like(residual)
     if out.numel():
@@ -190,8 +208,8 @@ def copy_slots(kv: Tensor, source: Tensor, destination: Tensor) -> None:
 
 
 KERNELS = Kernels(
-    pack_weight=reference.pack_weight,
-    take_rows=reference.take_rows,
+    pack_weight=pack_weight,
+    take_rows=take_rows,
     linear=linear,
     gated_linear=gated_linear,
     linear_rms_norm=linear_rms_norm,
