@@ -48,11 +48,8 @@ class AttentionBatch:
     """[R + 1] host copy of `kv_indptr`."""
     plain_rows: Bool
     """[R] host: causal, every KV entry visible, no mask. Fast kernels may take these alone."""
-    all_plain: bool
     all_written: bool
     """No write slot is -1."""
-    max_q_len: int
-    max_kv_len: int
     page_size: int
     causal: Tensor | None = None
     """[R] bool; None: every row is causal."""
@@ -97,10 +94,7 @@ def lower(forward: ForwardBatch, page_size: int, device: torch.device | str = "c
         q_indptr_host=forward.q_indptr,
         kv_indptr_host=forward.kv_indptr,
         plain_rows=plain,
-        all_plain=bool(plain.all()),
         all_written=bool((forward.write_slots >= 0).all()),
-        max_q_len=int(q_lens.max(initial=0)),
-        max_kv_len=int(forward.kv_lens.max(initial=0)),
         page_size=page_size,
         causal=None if forward.causal is None else _put(forward.causal, target),
         visibility=None if forward.visibility is None else _put(forward.visibility.view(np.int32), target),

@@ -112,10 +112,7 @@ def attention_batch(views: dict[str, Tensor], bucket: Bucket, page_size: int) ->
         q_indptr_host=np.arange(bucket.rows + 1, dtype=np.int32),
         kv_indptr_host=unknown,
         plain_rows=np.ones(bucket.rows, np.bool_),
-        all_plain=True,
         all_written=False,
-        max_q_len=1,
-        max_kv_len=-1,
         page_size=page_size,
         splits=SplitTables(views["items"], views["merges"] if bucket.merges else None),
     )
