@@ -11,7 +11,7 @@ from typing import Any
 from weft.cache.integrity import check_integrity
 from weft.cache.manager import KVCache
 from weft.core import wire
-from weft.core.cost.model import Costs
+from weft.core.cost.model import CostModel
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.step import Step
@@ -107,7 +107,7 @@ class Stepped:
         page_size: int = 8,
         max_running: int = 4,
         check_every: int = 1,
-        costs: Costs | None = None,
+        costs: CostModel | None = None,
         **config: Any,
     ):
         """`check_every`: calls from one check of the invariants to the next."""

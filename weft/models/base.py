@@ -31,7 +31,6 @@ __all__ = [
     "ModelSpec",
     "ResidentWeights",
     "RopeSpec",
-    "WeightProvider",
     "lower",
 ]
 
@@ -116,24 +115,8 @@ class KVSpec:
         return (num_pages, 2, layer.num_kv_heads, page_size, layer.head_dim)
 
 
-class WeightProvider(Protocol):
-    """Provider of weights. `layer` may block while a layer is copied to the device."""
-
-    @property
-    def shared(self) -> Mapping[str, Tensor]:
-        """Weights outside the layers: the embedding, the final norm, the head."""
-        ...
-
-    def layer(self, index: int) -> Mapping[str, Tensor]:
-        """Weights of one layer by their name in the layer. Valid until the next call of `layer`.
-
-        A mapping never changes: other tensors come in another mapping.
-        """
-        ...
-
-
 class ResidentWeights:
-    """Provider with all weights resident on the device."""
+    """Provider of weights: all of them are resident on the device."""
 
     def __init__(self, shared: Mapping[str, Tensor], layers: Sequence[Mapping[str, Tensor]]):
         self._shared = shared
@@ -141,11 +124,11 @@ class ResidentWeights:
 
     @property
     def shared(self) -> Mapping[str, Tensor]:
-        """Weights outside the layers, by name."""
+        """Weights outside the layers: the embedding, the final norm, the head."""
         return self._shared
 
     def layer(self, index: int) -> Mapping[str, Tensor]:
-        """Weights of layer `index`, by name."""
+        """Weights of one layer by their name in the layer. The mapping never changes."""
         return self._layers[index]
 
 
@@ -177,7 +160,7 @@ class LanguageModel(Protocol):
         ...
 
     @property
-    def provider(self) -> WeightProvider:
+    def provider(self) -> ResidentWeights:
         """Where the weights of `layers` come from."""
         ...
 

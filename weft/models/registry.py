@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from weft.abi.errors import ModelLoadError, Unsupported
 from weft.kernels.base import Kernels
 from weft.models import llama, mistral, qwen2, qwen3
-from weft.models.base import LanguageModel, ModelSpec, WeightProvider
+from weft.models.base import LanguageModel, ModelSpec, ResidentWeights
 from weft.models.layers import decoder
 from weft.models.layers.weights import WeightTarget
 
@@ -20,7 +20,7 @@ class ModelFamily(NamedTuple):
     """From config.json."""
     shared_weights: Callable[[ModelSpec], list[WeightTarget]]
     layer_weights: Callable[[ModelSpec, int], list[WeightTarget]]
-    build: Callable[[ModelSpec, WeightProvider, Kernels], LanguageModel]
+    build: Callable[[ModelSpec, ResidentWeights, Kernels], LanguageModel]
 
 
 def _decoder_family(spec: Callable[[Mapping[str, Any]], ModelSpec]) -> ModelFamily:

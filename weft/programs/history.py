@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from weft.abi.errors import InvalidRequest, UnknownRun
 from weft.programs.run.runs import Run, RunRecord
-from weft.programs.run_records import Journal
+from weft.programs.run_records import RunRecords
 
 
 class History:
@@ -26,7 +26,7 @@ class History:
         max_ended: int = 200,
         max_bytes: int = 64 << 20,
         max_age_s: float = math.inf,
-        journal: Journal | None = None,
+        journal: RunRecords | None = None,
         now: Callable[[], float] = time.time,
     ):
         """`max_age_s` counts from a run's end; `now` is in seconds since 1970, as records are."""

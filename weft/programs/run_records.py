@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
@@ -36,21 +35,8 @@ LOST = HostDead("the server ended before this run did; start it again")
 logger = logging.getLogger("weft.programs")
 
 
-class Journal(Protocol):
-    """Receives the changes of `History`."""
-
-    def began(self, record: RunRecord) -> None:
-        """Record that a run was added."""
-
-    def ended(self, record: RunRecord) -> None:
-        """A run has ended; the record is final."""
-
-    def forgotten(self, run_ids: Iterable[str]) -> None:
-        """These are remembered no longer."""
-
-
 class RunRecords:
-    """A `Journal` that writes to the database. Used from one event loop, and by the database's thread."""
+    """Writes the changes of `History` to the database. Used from one event loop, and by the database's thread."""
 
     def __init__(self, database: Database):
         """The database is closed with this."""
@@ -79,11 +65,11 @@ class RunRecords:
         self._change({record.id: record})
 
     def ended(self, record: RunRecord) -> None:
-        """Write the final record of a run."""
+        """Write the final record of a run that has ended."""
         self._change({record.id: record})
 
     def forgotten(self, run_ids: Iterable[str]) -> None:
-        """Remove the records of these runs."""
+        """Remove the records of these runs, which are remembered no longer."""
         self._change(dict.fromkeys(run_ids))
 
     async def flush(self) -> None:

@@ -20,7 +20,7 @@ from weft.cache.nodes import Node, Wait
 from weft.cache.retention import RetainedRun, prefix_wait
 from weft.cache.runs import PageRuns, Ranking
 from weft.cache.tiers import UNLIMITED
-from weft.core.cost.model import HIDDEN_SHARE, Costs, MoveBudget, StepShape
+from weft.core.cost.model import HIDDEN_SHARE, CostModel, MoveBudget, StepShape
 from weft.core.waits import COHORT_TOKENS, WaitKind, check_wait, label_of, of_cohort
 from weft.core.wire import Expect, Release
 from weft.sched.closed_waits import MOST, ClosedWaits
@@ -65,7 +65,7 @@ class Interception:
         sequences: SequenceTable,
         config: SchedulerConfig,
         policy: InterceptPolicy,
-        costs: Costs | None,
+        costs: CostModel | None,
     ):
         self._costs = costs
         self._cache = cache

@@ -1,6 +1,4 @@
-"""`AdmissionOrder`: which waiting sequence is admitted next. `FairOrder` is the order of this engine.
-
-`FairOrder` decides in three steps:
+"""`FairOrder`: which waiting sequence is admitted next. It decides in three steps:
 
 1. **Priority.** Sequences of one service (`weft.sched.service_classes`) and priority form a *level*. The level that is
    served next is the one of the smallest service, and of these the one whose oldest sequence has the smallest
@@ -37,55 +35,13 @@ import heapq
 import itertools
 import math
 from collections.abc import Collection
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from weft.sched.sequence import COMING_BACK, NEW, QueuePlace, Rank, Sequence
 
 WaitingEntry = tuple[float, float, int, int, Sequence]
 """(the three numbers of the rank, ticket, sequence). It is void once the sequence's ticket is another one, or 0. Flat,
 because heaps compare such entries more often than anything else happens to them."""
-
-
-class AdmissionOrder(Protocol):
-    """The order in which waiting sequences are admitted, and the rank of all sequences when pages run out."""
-
-    def rank(self, sequence: Sequence) -> Rank:
-        """The sequence's place in the order of reclaiming: constant from its first admission on, while its priority is
-        the same."""
-        ...
-
-    def push(self, sequence: Sequence) -> None:
-        """Let a sequence with a fresh ticket and rank wait."""
-        ...
-
-    def push_group(self, group: DeferredGroup) -> None:
-        """Let all sequences of a group wait; costs the same for any number of them."""
-        ...
-
-    def next(self, but: Collection[str] = ()) -> Sequence | None:
-        """The sequence to admit next, of tenants that are not in `but`; None: nothing of them waits. It waits until its
-        ticket changes."""
-        ...
-
-    def begun(self, sequence: Sequence) -> None:
-        """Pages of the sequence that was next begin to come back from the host. It waits on, for the rest of them."""
-        ...
-
-    def admitted(self, sequence: Sequence, num_tokens: int, now: float) -> None:
-        """A sequence runs now and has `num_tokens` tokens to compute. Fixes its rank at its first admission."""
-        ...
-
-    def charge(self, sequence: Sequence, num_tokens: int) -> None:
-        """A sequence has generated tokens."""
-        ...
-
-    def first_of(self, service: int) -> Sequence | None:
-        """The first in rank that waits of those of a service; None: none does, though some may be deferred."""
-        ...
-
-    def clear(self) -> None:
-        """Nothing waits: forget what was served to whom."""
-        ...
 
 
 class DeferredGroup:
@@ -360,7 +316,8 @@ class _Level:
 
 
 class FairOrder:
-    """Priority with aging, then turns of tenants by tokens, then arrival."""
+    """The order in which waiting sequences are admitted, and the rank of all sequences when pages run out: by priority
+    with aging, then turns of tenants by tokens, then arrival."""
 
     def __init__(self, aging_s: float, max_context: int):
         """`max_context`: tokens that a sequence may have."""
@@ -377,13 +334,18 @@ class FairOrder:
         self._admissions = itertools.count(1)
 
     def rank(self, sequence: Sequence) -> Rank:
-        """(arrival + priority * aging_s, later services behind; admission; number). A sequence that overtook older ones
-        has their arrival."""
+        """The sequence's place in the order of reclaiming: constant from its first admission on, while its priority is
+        the same.
+
+        (arrival + priority * aging_s, later services behind; admission; number). A sequence that overtook older ones
+        has their arrival.
+        """
         place = sequence.place
         return (place.since_s + self._behind_s(sequence), place.admission, sequence.seq)
 
     def push(self, sequence: Sequence) -> None:
-        """Enter the lane of its tenant and priority; sequences that ran before wait ahead of all lanes of the level."""
+        """Let a sequence with a fresh ticket and rank wait: in the lane of its tenant and priority, or ahead of all
+        lanes of the level if it ran before."""
         place = sequence.place
         item = (*place.rank, place.ticket, sequence)
         level = self._enter(sequence.level, item)
@@ -393,14 +355,19 @@ class FairOrder:
             level.join_lane(sequence.tenant, item, place.line, place.first_s)
 
     def push_group(self, group: DeferredGroup) -> None:
-        """Enter the lane of the group's tenant and priority as one entry."""
+        """Let all sequences of a group wait, as one entry in the lane of its tenant and priority; costs the same for
+        any number of them."""
         first = group.first()
         if first is not None:
             item = (*first[:4], group)
             self._enter(group.level, item).join_lane(group.tenant, item, group.line, group.first_s)
 
     def next(self, but: Collection[str] = ()) -> Sequence | None:
-        """The level of the smallest rank, in it the lane of the smallest start, in it the smallest rank."""
+        """The sequence to admit next, of tenants that are not in `but`; None: nothing of them waits. It waits until its
+        ticket changes.
+
+        Of the level of the smallest rank, in it the lane of the smallest start, in it the smallest rank.
+        """
         if len(self._levels) == 1:
             [level] = self._levels.values()
             return level.next(but)
@@ -412,18 +379,19 @@ class FairOrder:
         return None if oldest is None else self._levels[oldest[4].level].next(but)
 
     def first_of(self, service: int) -> Sequence | None:
-        """The first in rank of the sequences of a service that wait and are not deferred."""
+        """The first in rank that waits of those of a service; None: none does, though some may be deferred."""
         firsts = [_first(level.heap) for (found, _), level in self._levels.items() if found == service]
         oldest = min((first for first in firsts if first is not None), default=None)
         return None if oldest is None else oldest[4]
 
     def clear(self) -> None:
-        """Forget all levels and lanes, and with them what was served."""
+        """Nothing waits: forget all levels and lanes, and with them what was served to whom."""
         self._levels.clear()
         self._heap.clear()
 
     def begun(self, sequence: Sequence) -> None:
-        """Take over the arrival of the oldest sequence that it goes before, which takes no pages from it then."""
+        """Pages of the sequence that was next begin to come back from the host. It waits on, for the rest of them, with
+        the arrival of the oldest sequence that it goes before, which takes no pages from it then."""
         place, level = sequence.place, self._levels.get(sequence.level)
         if place.was_admitted:
             return
@@ -432,7 +400,10 @@ class FairOrder:
             _overtake(level.heap, place, self._behind_s(sequence))
 
     def admitted(self, sequence: Sequence, num_tokens: int, now: float) -> None:
-        """Charge the tokens to the lane, and take over the arrival of the oldest sequence that was overtaken."""
+        """A sequence runs now and has `num_tokens` tokens to compute. The first admission fixes its rank.
+
+        Charges the tokens to the lane, and takes over the arrival of the oldest sequence that was overtaken.
+        """
         place = sequence.place
         if place.was_admitted:
             return
@@ -449,7 +420,8 @@ class FairOrder:
             lane.admitted(sequence, num_tokens, self._max_context, now + aged_s)
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
-        """Move the lane's virtual start on. While no sequence waits at this priority, nothing is counted."""
+        """A sequence has generated tokens: move its lane's virtual start on. While no sequence waits at this priority,
+        nothing is counted."""
         level = self._levels.get(sequence.level)
         lane = None if level is None else level.lanes.get(sequence.tenant)
         if lane is not None:

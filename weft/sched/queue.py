@@ -1,8 +1,8 @@
 """`WaitingQueue`: sequences that have work and no slot.
 
-Owns which of them wait and which are deferred, and how many there are. The order of those that wait is that of an
-`AdmissionOrder`. A sequence is *deferred* while another one is computing the prefix that it needs. It comes back when
-the other has computed the pages they share, when the other gives up, or after a bounded number of steps. However many
+Owns which of them wait and which are deferred, and how many there are. The order of those that wait is that of
+`FairOrder`. A sequence is *deferred* while another one is computing the prefix that it needs. It comes back when the
+other has computed the pages they share, when the other gives up, or after a bounded number of steps. However many
 sequences come back at once, they come back as groups, and a group is looked into one sequence at a time: the work of a
 step depends on what it admits, not on how many wait.
 """
@@ -14,7 +14,7 @@ import itertools
 from collections import Counter
 from collections.abc import Collection
 
-from weft.sched.order import AdmissionOrder, DeferredGroup
+from weft.sched.order import DeferredGroup, FairOrder
 from weft.sched.sequence import AppendOp, Rank, Sequence, SequenceState
 
 
@@ -50,9 +50,9 @@ class _Awaited:
 
 
 class WaitingQueue:
-    """Waiting and deferred sequences over an `AdmissionOrder`."""
+    """Waiting and deferred sequences over a `FairOrder`."""
 
-    def __init__(self, order: AdmissionOrder):
+    def __init__(self, order: FairOrder):
         self.order = order
         self._tickets = itertools.count(1)
         self._size = 0

@@ -1,5 +1,5 @@
-"""`Reclaimer` makes room: it parks sequences in the order of a `ReclaimPolicy` until there is room, or the one in need
-has to wait.
+"""`Reclaimer` makes room: it parks sequences in the order of `ByRank` until there is room, or the one in need has to
+wait.
 
 A parked sequence gives its pages to the prefix index, which gives up as many pages of all that are there as are needed.
 A sequence that computes something in the step being built can give up nothing: then the one in need waits, and is
@@ -24,7 +24,7 @@ from typing import Literal
 from weft.cache.manager import KVCache
 from weft.sched.event_log import EventLog
 from weft.sched.interception import Interception
-from weft.sched.reclaim_policy import Purpose, ReclaimPolicy, ReclaimView
+from weft.sched.reclaim_policy import ByRank, Purpose, ReclaimView
 from weft.sched.sequence import COLD, GenerateOp, Sequence, SequenceState
 from weft.sched.sequence_table import SequenceTable
 
@@ -47,7 +47,6 @@ class Reclaimer:
         sequences: SequenceTable,
         interception: Interception,
         log: EventLog,
-        policy: ReclaimPolicy,
         max_step_tokens: int,
         aging_s: float,
     ):
@@ -57,7 +56,7 @@ class Reclaimer:
         self._sequences = sequences
         self._interception = interception
         self._log = log
-        self._policy = policy
+        self._policy = ByRank()
         self._max_step_tokens = max_step_tokens
         self._aging_s = aging_s
         self._step_pages = -(-max_step_tokens // cache.page_size)

@@ -1,6 +1,6 @@
-"""`ReclaimPolicy`: whose KV may be taken when too little is free. `ByRank` is the policy of this engine.
+"""`ByRank`: whose KV may be taken when too little is free.
 
-A policy reads a view and returns one holder; it changes nothing. `Reclaimer` carries the decision out and asks again
+It reads a view and returns one holder; it changes nothing. `Reclaimer` carries the decision out and asks again
 while there is too little. Idle sequences and cached prefixes are not asked for here: their pages are in the prefix
 index and count as available, and which of them go is the matter of the index's order.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from weft.cache.manager import KVCache
 from weft.sched.sequence import Rank, Sequence, SequenceState
@@ -75,14 +75,6 @@ class ReclaimView:
         return (_holder("running", sequence, self._sequences) for sequence in self._sequences.running.values())
 
 
-class ReclaimPolicy(Protocol):
-    """Chooses who gives up pages. Must depend on the view alone."""
-
-    def choose(self, view: ReclaimView) -> Holder | None:
-        """The holder that gives up next; None: the one in need has to wait."""
-        ...
-
-
 class ByRank:
     """The sequence of the last rank that waits gives first, then running sequences of later rank than the one in need
     (*preemption*). So the first in rank always gets on, and all others after it.
@@ -101,7 +93,7 @@ class ByRank:
     """
 
     def choose(self, view: ReclaimView) -> Holder | None:
-        """The first holder of the order above that the purpose allows."""
+        """The first holder of the order above that the purpose allows; None: the one in need has to wait."""
         if view.purpose == "write":
             return max(view.waiting(), key=_rank, default=None) or self._running(view) or self._last(view)
         if view.purpose == "own":

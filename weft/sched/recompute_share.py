@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from weft.core.cost.model import Costs, StepShape
+from weft.core.cost.model import CostModel, StepShape
 
 HORIZON_S = 60.0
 """Time constant of the average: what is so long ago counts e times less. Large returns are computed again in bursts of
@@ -22,7 +22,7 @@ BESIDE = StepShape.decodes(1, 0)
 class RecomputeShare:
     """An exponential average of predicted seconds per second."""
 
-    def __init__(self, costs: Costs | None):
+    def __init__(self, costs: CostModel | None):
         """None: nothing is predicted, and the share stays 0."""
         self._costs = costs
         self._share = 0.0

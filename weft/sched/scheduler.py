@@ -18,7 +18,7 @@ import msgspec
 
 from weft.abi.errors import Unsupported
 from weft.cache.manager import KVCache
-from weft.core.cost.model import Costs
+from weft.core.cost.model import CostModel
 from weft.core.grammar import Grammar
 from weft.core.step import Step, StepResult
 from weft.core.wire import Command, EngineStats
@@ -67,7 +67,7 @@ class Scheduler:
         make_monitor: MonitorFactory = _no_monitor,
         make_guide: GuideFactory = _no_guide,
         policy: InterceptPolicy | None = None,
-        costs: Costs | None = None,
+        costs: CostModel | None = None,
     ):
         """`make_monitor` and `make_guide` make what follows stop strings and grammars through generated tokens.
         `policy` decides whose KV goes, by default `min_waste`; `costs` predict the worker's steps, None: there is no

@@ -14,7 +14,7 @@ import numpy as np
 from weft.abi.errors import UnknownHandle
 from weft.cache.manager import KVCache
 from weft.core.step import I32
-from weft.sched.order import AdmissionOrder
+from weft.sched.order import FairOrder
 from weft.sched.queue import WaitingQueue
 from weft.sched.sequence import GenerateOp, Rank, Sequence, SequenceState
 from weft.sched.slots import DecodeTable
@@ -33,7 +33,7 @@ class Decoding(NamedTuple):
 class SequenceTable:
     """Sequences by handle, by slot, and those that keep pages without a slot."""
 
-    def __init__(self, cache: KVCache, order: AdmissionOrder, *, max_running: int, max_context: int):
+    def __init__(self, cache: KVCache, order: FairOrder, *, max_running: int, max_context: int):
         self.open: dict[tuple[int, int], Sequence] = {}
         """By (client, handle)."""
         self.queue = WaitingQueue(order)

@@ -7,7 +7,7 @@ transitions on it; `Scheduler` alone calls them from outside.
 from __future__ import annotations
 
 from weft.cache.manager import KVCache
-from weft.core.cost.model import Costs
+from weft.core.cost.model import CostModel
 from weft.core.place_forecast import PlaceForecast
 from weft.sched.config import SchedulerConfig, prompt_budget
 from weft.sched.event_log import EventLog
@@ -15,7 +15,6 @@ from weft.sched.interception import Interception
 from weft.sched.order import FairOrder
 from weft.sched.policies import InterceptPolicy
 from weft.sched.reclaim import Reclaimer
-from weft.sched.reclaim_policy import ByRank
 from weft.sched.residency import Residency
 from weft.sched.sequence_table import SequenceTable
 from weft.sched.service_classes import ServiceClasses
@@ -29,7 +28,7 @@ from weft.sched.step_share import StepShare
 class SchedulerState:
     """The sequences, the spaces, their pages, and what has happened since the last call."""
 
-    def __init__(self, config: SchedulerConfig, cache: KVCache, policy: InterceptPolicy, costs: Costs | None):
+    def __init__(self, config: SchedulerConfig, cache: KVCache, policy: InterceptPolicy, costs: CostModel | None):
         self.config = config
         self.cache = cache
         self.sequences = SequenceTable(
@@ -43,9 +42,7 @@ class SchedulerState:
         self.interception = Interception(cache, self.sequences, config, policy, costs)
         self.residency = Residency(cache, self.sequences, self.interception, self.log)
         most_prompts = prompt_budget(config, config.max_running, cache.page_size)
-        self.reclaimer = Reclaimer(
-            cache, self.sequences, self.interception, self.log, ByRank(), most_prompts, config.aging_s
-        )
+        self.reclaimer = Reclaimer(cache, self.sequences, self.interception, self.log, most_prompts, config.aging_s)
         self.spaces = _spaces(config, cache, self.log, self.reclaimer, self.interception)
         self.interception.explicit = self.spaces.waits
         self.reclaimer.last_resort = self.spaces.end_youngest

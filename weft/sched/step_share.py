@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.core.cost.model import Costs, StepShape
+from weft.core.cost.model import CostModel, StepShape
 from weft.core.step import I64
 
 WINDOW_S = 10.0
@@ -57,13 +57,13 @@ def held_factor(latency_factor: float, min_share: float) -> float:
 class StepShare:
     """Decides how many rows and tokens of the background join a step."""
 
-    def __init__(self, costs: Costs | None, latency_factor: float, min_share: float):
+    def __init__(self, costs: CostModel | None, latency_factor: float, min_share: float):
         self._costs = costs
         self._factor = latency_factor
         self._min_share = min_share
 
     @property
-    def costs(self) -> Costs | None:
+    def costs(self) -> CostModel | None:
         """Predicted times; None: there is no profile."""
         return self._costs
 

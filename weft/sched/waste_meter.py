@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from weft.core.cost.model import Costs, StepShape
+from weft.core.cost.model import CostModel, StepShape
 from weft.core.step import Step
 from weft.sched.in_flight import InFlight
 
@@ -75,7 +75,7 @@ class WasteMeter:
     much a step was lengthened is predicted, so without `costs` nothing counts as stalled.
     """
 
-    def __init__(self, costs: Costs | None, page_size: int):
+    def __init__(self, costs: CostModel | None, page_size: int):
         self.total = Waste()
         self._costs = costs
         self._page_size = page_size
@@ -109,7 +109,7 @@ class WasteMeter:
             self.total = self.total.plus(waste)
 
 
-def _parts(costs: Costs, shape: StepShape, again: int, num_out: int, num_in: int) -> tuple[float, float]:
+def _parts(costs: CostModel, shape: StepShape, again: int, num_out: int, num_in: int) -> tuple[float, float]:
     """Parts of the predicted time of a step by which recomputing `again` tokens and moving pages lengthen it."""
     forward_s = costs.predict_forward_s(shape)
     whole_s = costs.predict_step_s(shape, num_out, num_in) if num_out or num_in else forward_s

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.cache.manager import KVCache
-from weft.core.cost.model import Costs
+from weft.core.cost.model import CostModel
 from weft.core.step import Step
 from weft.sched.in_flight import InFlight
 from weft.sched.policies.runs import Load
@@ -46,7 +46,7 @@ class WasteTotals(NamedTuple):
 class WasteLedger:
     """`StepObserver` that adds up waste and recomputed tokens."""
 
-    def __init__(self, scheduler: Scheduler, cache: KVCache, costs: Costs, known: KnownTokens):
+    def __init__(self, scheduler: Scheduler, cache: KVCache, costs: CostModel, known: KnownTokens):
         """`cache` is the scheduler's, and `costs` those of its device."""
         self.prefill_tokens = 0
         """Query tokens of prompts and of what waits returned."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from weft.abi.errors import ConfigError, InvalidRequest
 from weft.cache.manager import KVCache
-from weft.core.cost.model import Costs
+from weft.core.cost.model import CostModel
 from weft.sched.policies import DEFAULT_ESTIMATOR, InterceptPolicy, make_policy
 from weft.sched.policies.heuristic import BudgetedHeuristicPolicy
 from weft.sched.policies.swap import BudgetedSwapPolicy
@@ -37,7 +37,7 @@ def make_scheduler(
     policy: str,
     config: SchedulerConfig,
     cache: KVCache,
-    costs: Costs | None = None,
+    costs: CostModel | None = None,
     estimator: str = DEFAULT_ESTIMATOR,
 ) -> Scheduler:
     """A scheduler that follows a policy. Raises `ConfigError` for one that does not exist."""

@@ -2,7 +2,7 @@
 
 A step begins when it is launched and the step before it is done. Its forward takes T_fwd of its shape, and the pages it
 moves take T_swap. With *asynchronous* transfers both go on at the same time and the step takes what
-`Costs.predict_step_s` says: the longer of both, the forward lengthened by what moving takes of the same cores. With
+`CostModel.predict_step_s` says: the longer of both, the forward lengthened by what moving takes of the same cores. With
 synchronous ones it takes the sum. Copies within the device take no time.
 
 Every sampler gets `OUTPUT_TOKEN`. What reports about logits (log-probabilities, distributions, hidden states), explicit
@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.abi.errors import ConfigError, Unsupported
 from weft.core.clock import Clock
-from weft.core.cost.model import Costs, StepShape
+from weft.core.cost.model import CostModel, StepShape
 from weft.core.protocols import WorkerSpec
 from weft.core.step import I32, LateInputs, Step, StepHandle, StepResult
 
@@ -66,7 +66,7 @@ class CostModelWorker:
     """A `weft.core.protocols.Worker` that computes nothing: steps take the time that the cost model predicts, on
     virtual time, and every sampler draws the same token."""
 
-    def __init__(self, spec: WorkerSpec, costs: Costs, clock: Clock, *, synchronous_swaps: bool = False):
+    def __init__(self, spec: WorkerSpec, costs: CostModel, clock: Clock, *, synchronous_swaps: bool = False):
         self._spec = spec
         self._costs = costs
         self._clock = clock

@@ -8,7 +8,7 @@ fitted (`fit`) or kept (`profile`), and has no clock: measured times are argumen
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -204,41 +204,9 @@ def _pages_within(seconds: float, out: SwapModel, into: SwapModel, factor: float
     return MOST_PAGES if left_s >= per_page_s * MOST_PAGES else int(left_s / per_page_s)
 
 
-class Costs(Protocol):
-    """Predictions for decisions by time, in seconds of the device."""
-
-    @property
-    def saturation_tokens(self) -> int:
-        """Query tokens per step from which more cost in proportion."""
-        ...
-
-    def predict_forward_s(self, shape: StepShape) -> float:
-        """How long a forward of this shape takes."""
-        ...
-
-    def predict_added_s(self, beside: StepShape, num_tokens: F64, kv_before: F64) -> F64:
-        """[n] by how much a chunk of `num_tokens` [n], after `kv_before` [n] with KV, lengthens a forward `beside`."""
-        ...
-
-    def predict_swap_s(self, num_out: int = 0, num_in: int = 0) -> float | None:
-        """How long it takes to move pages to and from the host; None where that was not measured."""
-        ...
-
-    def predict_step_s(self, shape: StepShape, num_out: int = 0, num_in: int = 0) -> float | None:
-        """How long a step takes that computes a forward of this shape and moves pages; None as above."""
-        ...
-
-    def move_budget(self, shape: StepShape, fraction: float) -> MoveBudget | None:
-        """How many pages a step of this shape may move, out plus in, and in how many steps one may do so, if steps are
-        to be longer by `fraction` on average.
-
-        None where moving pages was not measured.
-        """
-        ...
-
-
 class CostModel:
-    """`Costs` from fitted models, corrected by one factor that follows what steps take now.
+    """Predictions for decisions by time, in seconds of the device: from fitted models, corrected by one factor that
+    follows what steps take now.
 
     The factor is the exponentially weighted geometric mean of measured to predicted time. A deviation counts up to
     `LARGEST_DEVIATION`, so that one step that was interrupted says next to nothing and a lasting change is followed
@@ -285,7 +253,8 @@ class CostModel:
 
     @property
     def saturation_tokens(self) -> int:
-        """As profiled: a factor on all times moves no knee."""
+        """Query tokens per step from which more cost in proportion, as profiled: a factor on all times moves no
+        knee."""
         return self._saturation_tokens
 
     def predict_forward_s(self, shape: StepShape) -> float:
@@ -330,10 +299,14 @@ class CostModel:
         return min(busy, link)
 
     def move_budget(self, shape: StepShape, fraction: float) -> MoveBudget | None:
-        """The `free_pages` of every step, at least one, unless their fixed time is longer than what their number takes.
+        """How many pages a step of this shape may move, out plus in, and in how many steps one may do so, if steps are
+        to be longer by `fraction` on average. None where moving pages was not measured.
+
+        The `free_pages` of every step, at least one, unless their fixed time is longer than what their number takes.
 
         Then so many pages that both are equal, and so many steps that these may together be longer by the time of such
-        a transfer."""
+        a transfer.
+        """
         pages = self.free_pages(shape, fraction)
         out, into = self._beside_out, self._beside_in
         if pages is None or out is None or into is None:

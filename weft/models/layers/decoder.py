@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.kernels.base import Block, BlockShape, HeadShape, Kernels, Norm
 from weft.kernels.batch import AttentionBatch
-from weft.models.base import KVSpec, Layer, LayerKV, ModelSpec, WeightProvider
+from weft.models.base import KVSpec, Layer, LayerKV, ModelSpec, ResidentWeights
 from weft.models.layers.attention import AttentionBlock, attention_weights
 from weft.models.layers.mlp import GatedMlp, mlp_weights
 from weft.models.layers.rope import Rope
@@ -62,7 +62,7 @@ class DecoderLayer:
 class DecoderModel:
     """Embedding, blocks, final norm and head. See `base.LanguageModel`."""
 
-    def __init__(self, spec: ModelSpec, provider: WeightProvider, kernels: Kernels):
+    def __init__(self, spec: ModelSpec, provider: ResidentWeights, kernels: Kernels):
         self._spec = spec
         self._provider = provider
         self._kernels = kernels
@@ -75,7 +75,7 @@ class DecoderModel:
         return self._spec
 
     @property
-    def provider(self) -> WeightProvider:
+    def provider(self) -> ResidentWeights:
         """The provider of all weights."""
         return self._provider
 

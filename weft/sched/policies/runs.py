@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from weft.cache.runs import PageRuns
-from weft.core.cost.model import Costs
+from weft.core.cost.model import CostModel
 from weft.core.step import F64, I64, Bool
 
 NEVER = np.inf
@@ -34,7 +34,7 @@ class Load(NamedTuple):
     page_size: int = 16
     host_pages: int = 0
     """Size of the host tier; 0: there is none."""
-    costs: Costs | None = None
+    costs: CostModel | None = None
     """None: nothing was profiled. Then recomputing counts in proportion to its tokens, which is enough for an order."""
     swap_hidden: float = 0.0
     """Part of the time of a transfer in which forwards go on: 0 where steps stall for all of it, 1 for none."""
