@@ -14,7 +14,7 @@ from weft.kernels.quantize import dequantize, quantize
 from weft.llm import LLM
 from weft.models.random_checkpoints import write_tiny
 from weft.models.safetensors_files import SINGLE_FILE
-from weft.worker.build import build_worker
+from weft.worker.build import load, start_worker
 
 ENGINE = {"device": "cpu", "threads": 2, "num_pages": 200, "max_context": 256}
 PANELS = {
@@ -64,7 +64,8 @@ def test_in_bfloat16_a_request_gets_the_same_alone_and_among_others(tmp_path):
 def test_a_worker_says_how_its_weights_are(tmp_path):
     model = str(write_tiny(tmp_path, tokenizer=True))
     for quantization in ("int8", None):
-        worker = build_worker(EngineConfig(model=model, quantization=quantization, **ENGINE))
+        config = EngineConfig(model=model, quantization=quantization, **ENGINE)
+        worker = start_worker(config, load(config))
         assert worker.spec.quantization == quantization
         worker.close()
 

@@ -71,7 +71,7 @@ class Bench:
         match = self.cache.lookup(sequence.table, tokens, len(sequence.tokens) - 1)
         acquired = self.cache.acquire(sequence.table, match, tokens, len(sequence.tokens) - 1, self.now)
         sequence.computed = acquired.num_tokens
-        if not acquired.is_complete:
+        if acquired.num_tokens < match.num_pages * PAGE:
             self.returning.append(sequence)
         assert sequence.computed < len(sequence.tokens)
         self.sequences[sequence.table.seq] = sequence
@@ -112,7 +112,7 @@ class Bench:
             match = self.cache.lookup(sequence.table, tokens, len(sequence.tokens) - 1)
             acquired = self.cache.acquire(sequence.table, match, tokens, len(sequence.tokens) - 1, self.now)
             sequence.computed = acquired.num_tokens
-            if not acquired.is_complete:
+            if acquired.num_tokens < match.num_pages * PAGE:
                 self.returning.append(sequence)
 
     def launch(self) -> None:

@@ -224,7 +224,7 @@ def run(test: Callable[[Host], Coroutine[Any, Any, None]], *, engine: FakeEngine
         assert made.rt.num_sequences == 0
         assert made.rt.num_operations == 0
         assert fake.sequences == {}
-        assert made.hub.num_subscriptions == 0
+        assert not made.hub._topics
         assert made.accounts.num_programs == 0
         assert made.accounts.num_pages == 0
         current = asyncio.current_task()

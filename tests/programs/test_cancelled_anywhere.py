@@ -116,9 +116,9 @@ async def cancelled_at(lab: Lab, at: int, *, trusted: bool) -> bool:
 
 
 async def nothing_is_left(lab: Lab) -> None:
-    assert lab.host.num_active == 0
+    assert not lab.host._active
     assert lab.parts.accounts.num_programs == lab.parts.accounts.num_pages == 0
-    assert lab.parts.hub.num_subscriptions == 0
+    assert not lab.parts.hub._topics
     assert lab.runtime.num_operations == lab.runtime.num_sequences == 0
     stats = await lab.engine.stats()
     assert stats.num_sequences == stats.num_spaces == stats.space_pages == 0

@@ -111,7 +111,7 @@ def test_many_changes_are_few_writes_and_flush_waits_for_them(tmp_path: Path) ->
         await records.flush()
         found = sqlite3.connect(path / FILE).execute("SELECT COUNT(*), COUNT(server) FROM runs").fetchone()
         assert found == (499, 0)
-        assert records._database.num_commits < 100
+        assert records._database._writer.num_commits < 100
 
     with_records(path, test)
     assert "run-3" not in ids(path)

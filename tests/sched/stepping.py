@@ -79,7 +79,8 @@ class PageProgram:
         device = sum(page.page >= 0 for page in space.pages.values())
         if space.lent is None:
             return device, 0
-        return device + space.lent.run.num_on_device, space.lent.run.num_missing
+        nodes = space.lent.run.nodes()
+        return device + sum(node.num_pages for node in nodes if node.on_device), space.lent.run.num_missing
 
     def take(self, event: wire.Event) -> bool:
         """Whether the event answers something that was asked, as it should."""

@@ -364,7 +364,7 @@ def test_refused_calls_leave_no_session_and_count_for_nothing(shared: RunningSer
     submit(alice, template(session_id="mine"))
     before = shared.on_loop(lambda: sessions["alice", "mine"].num_bytes)
     assert error(alice.post("/v1/calls", json={"session_id": "mine", "nodes": [text("x" * 100)]}))[0] == 400
-    shared.wait_until(lambda: not sessions["alice", "mine"].run.num_waiting)
+    shared.wait_until(lambda: not sessions["alice", "mine"].run._waiting)
     after = shared.on_loop(lambda: sessions["alice", "mine"].num_bytes)
     assert after - before < 100  # what calls have made since
 

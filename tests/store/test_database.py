@@ -68,7 +68,7 @@ def on_disk(database: Database) -> int:
 
 def test_writes_that_wait_share_one_commit_and_are_told_after_it(database: Database) -> None:
     database.write(put("first")).result()
-    before = database.num_commits
+    before = database._writer.num_commits
     seen: list[int] = []
     with waiting(database), ThreadPoolExecutor(8) as threads:
         writes = list(threads.map(lambda number: database.write(put(f"{number:03}")), range(100)))
@@ -76,7 +76,7 @@ def test_writes_that_wait_share_one_commit_and_are_told_after_it(database: Datab
             write.add_done_callback(lambda _: seen.append(on_disk(database)))
         assert on_disk(database) == 1
     wait(writes)
-    assert database.num_commits == before + 1
+    assert database._writer.num_commits == before + 1
     database.write(put("last")).result()
     assert seen == [101] * 100
 
@@ -97,7 +97,7 @@ def test_a_write_fails_alone(database: Database) -> None:
         ZeroDivisionError,
     ]
     assert tenants(database) == {"a", "b"}
-    assert database.num_commits == 1
+    assert database._writer.num_commits == 1
 
 
 def test_a_full_disk_fails_what_does_not_fit_and_nothing_else(
@@ -198,10 +198,10 @@ def test_a_tenant_that_writes_much_does_not_keep_others_waiting(database: Databa
     with waiting(database):
         many = [database.write(put(f"{number}"), "a") for number in range(2 * MAX_GROUP)]
         one = database.write(put("one"), "b")
-        one.add_done_callback(lambda _: commits.append(database.num_commits))
+        one.add_done_callback(lambda _: commits.append(database._writer.num_commits))
     wait([one, *many])
     assert commits == [1]
-    assert database.num_commits == 3
+    assert database._writer.num_commits == 3
 
 
 def test_a_write_that_was_cancelled_does_not_begin(database: Database) -> None:

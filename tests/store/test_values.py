@@ -231,7 +231,7 @@ def test_writes_that_wait_share_a_commit_and_a_quota_fails_alone(tmp_path: Path)
     async def test(store: ValueStore) -> None:
         assert isinstance(store, DatabaseValueStore)
         await store.put("t", "first", b"")
-        before, go = store._database.num_commits, threading.Event()
+        before, go = store._database._writer.num_commits, threading.Event()
         holding = store._database.write(lambda connection: go.wait(10))
         puts = [asyncio.ensure_future(store.put("t", f"{number:03}", bytes(97))) for number in range(30)]
         await asyncio.sleep(0)
@@ -241,6 +241,6 @@ def test_writes_that_wait_share_a_commit_and_a_quota_fails_alone(tmp_path: Path)
         assert [type(one) for one in found] == [type(None)] * 9 + [QuotaExceeded] * 21
         assert holding.result()
         assert len(await store.names("t", "0")) == 9
-        assert store._database.num_commits == before + 1
+        assert store._database._writer.num_commits == before + 1
 
     with_store(lambda quota: DatabaseValueStore(Database(tmp_path / "v"), quota), test)

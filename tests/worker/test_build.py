@@ -13,7 +13,7 @@ from weft.kernels import dispatch
 from weft.models.random_checkpoints import FAMILIES, write_tiny
 from weft.models.registry import family_of
 from weft.worker import build
-from weft.worker.build import NUM_SAMPLE_SLOTS, build_worker, choose_device, graphs_missing
+from weft.worker.build import NUM_SAMPLE_SLOTS, choose_device, graphs_missing, load, start_worker
 from weft.worker.executor import TorchWorker
 from weft.worker.graphs import graph_bytes
 
@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_worker_is_built_and_answers(checkpoint: str):
     calls: list[tuple[int, int]] = []
     config = EngineConfig(model=checkpoint, page_size=8, num_pages=64, max_running=4, device="cpu", threads=1)
-    worker = build_worker(config, lambda done, total: calls.append((done, total)))
+    worker = start_worker(config, load(config, lambda done, total: calls.append((done, total))))
     try:
         spec = worker.spec
         assert (spec.page_size, spec.num_device_pages, spec.num_slots) == (8, 64, 4 + NUM_SAMPLE_SLOTS)
@@ -39,7 +39,8 @@ def test_a_worker_is_built_and_answers(checkpoint: str):
 
 
 def test_a_context_that_does_not_fit_is_cut_and_told(checkpoint: str, caplog: pytest.LogCaptureFixture):
-    worker = build_worker(EngineConfig(model=checkpoint, num_pages=2, max_running=1, device="cpu", threads=1))
+    config = EngineConfig(model=checkpoint, num_pages=2, max_running=1, device="cpu", threads=1)
+    worker = start_worker(config, load(config))
     worker.close()
     assert worker.spec.max_context == 32
     assert "max_context is 32 instead of" in caplog.text
@@ -72,7 +73,7 @@ def test_the_largest_step_is_rehearsed_with_all_that_it_may_have(checkpoint: str
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_device_is_refused(checkpoint: str):
     with pytest.raises(ConfigError, match="finds no CUDA device"):
-        build_worker(EngineConfig(model=checkpoint, device="cuda"))
+        load(EngineConfig(model=checkpoint, device="cuda"))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_the_configured_rate_throttles_the_link(monkeypatch: pytest.MonkeyPatch)
     rates: list[float] = []
     monkeypatch.setattr(build, "LinkThrottle", lambda rate: rates.append(rate))
     config = EngineConfig(device="cpu", num_pages=32, host_link_gbs=0.5, host_kv_bytes=1 << 20, threads=1)
-    worker = build_worker(config)
+    worker = start_worker(config, load(config))
     assert worker.spec.num_host_pages == (1 << 20) // worker.spec.bytes_per_page > 0
     worker.close()
     assert rates == [5e8]

@@ -14,7 +14,7 @@ from weft.abi.errors import ModelLoadError
 from weft.config import EngineConfig
 from weft.core.sampling import SamplingParams
 from weft.models.random_checkpoints import write_tiny
-from weft.worker.build import build_worker
+from weft.worker.build import load, start_worker
 from weft.worker.draw_device import DEVICE
 from weft.worker.draw_host import host_drawing
 
@@ -77,5 +77,6 @@ def test_a_model_whose_first_pass_is_invalid_does_not_start(
     assert any("lm_head" in weight for weight in weights), "tied embeddings would show in every logit"
     weights[next(weight for weight in weights if name in weight)][rows] = value
     save_file(weights, file, metadata={"format": "pt"})
+    config = EngineConfig(model=str(path), num_pages=16, max_running=2, device="cpu", threads=1)
     with pytest.raises(ModelLoadError, match=r"poisoned.*NaN or infinite"):
-        build_worker(EngineConfig(model=str(path), num_pages=16, max_running=2, device="cpu", threads=1))
+        start_worker(config, load(config))

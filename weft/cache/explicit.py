@@ -36,11 +36,6 @@ class ExplicitRun:
         """Pages that only the host has."""
         return sum(node.num_pages for node in self.nodes() if not node.on_device)
 
-    @property
-    def num_on_device(self) -> int:
-        """Pages that are on the device."""
-        return sum(node.num_pages for node in self.nodes() if node.on_device)
-
 
 class ExplicitRuns:
     """The runs of one cache."""

@@ -34,8 +34,6 @@ class Acquired(NamedTuple):
 
     num_tokens: int
     """Tokens that have KV on the device now."""
-    is_complete: bool
-    """False: the host has more of the tokens, and the step's budget of copies is used up."""
     num_from_host: int
     """Of the tokens, the last so many are brought from the host by the step being built."""
 
@@ -58,7 +56,7 @@ class KVCache:
         self.least_common = least_common(page_size)
         """Tokens that are worth waiting for."""
         self.explicit = ExplicitRuns(self.index)
-        self.retention = Retention(self.index, int(num_device_pages * max_pinned_fraction))
+        self.retention = Retention(self.tiers, int(num_device_pages * max_pinned_fraction))
 
     # Looking up
 
@@ -134,7 +132,7 @@ class KVCache:
             # Making room must not take the source: its page would be fenced until the step being built is done, and
             # without the copy that step may be empty and never be launched.
             self.tiers.lock(source)
-        reached, is_complete, num_brought = self._bring(table, target, now)
+        reached, num_brought = self._bring(table, target, now)
         if reached is not target:
             partial = None
             self.tiers.lock(reached)
@@ -151,12 +149,11 @@ class KVCache:
             from_host += added if partial.tier == "host" else 0
         if source is not None:
             self.tiers.unlock(source, now)
-        return Acquired(count, is_complete, from_host)
+        return Acquired(count, from_host)
 
-    def _bring(self, table: PageTable, target: Node, now: float) -> tuple[Node, bool, int]:
+    def _bring(self, table: PageTable, target: Node, now: float) -> tuple[Node, int]:
         """Bring the nodes after those of a table up to the locked `target` to the device, where they are not. Returns
-        the last node that is there, False if the budget of copies ended before `target`, and the number of pages
-        brought."""
+        the last node that is there, and the number of pages brought."""
         path = []
         start, num_brought = table.node, 0
         node = target
@@ -170,15 +167,15 @@ class KVCache:
                 continue
             budget = self.tiers.copy_budget
             if budget <= 0:
-                return start, False, num_brought
+                break
             part = node if node.num_pages <= budget else self.index.split(node, budget)
             if not self.tiers.promote(part, now, spares_kept=table.spares_kept):
-                return start, True, num_brought
+                break
             num_brought += part.num_pages
             start = part
             if part is not node:
-                return start, False, num_brought
-        return start, True, num_brought
+                break
+        return start, num_brought
 
     # Writing
 

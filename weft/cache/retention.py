@@ -15,8 +15,8 @@ from collections import Counter
 from typing import Literal
 
 from weft.cache.nodes import Node, Wait
-from weft.cache.prefix_index import PrefixIndex
 from weft.cache.runs import PREFIX
+from weft.cache.tiers import TieredPages
 from weft.core.waits import WaitKind
 
 RetainEnd = Literal[
@@ -72,9 +72,8 @@ class RetainedRun:
 class Retention:
     """All retains of a cache, by numbers of their own."""
 
-    def __init__(self, index: PrefixIndex, max_pages: int):
-        self._index = index
-        self._tiers = index.tiers
+    def __init__(self, tiers: TieredPages, max_pages: int):
+        self._tiers = tiers
         self.max_pages = max_pages
         """Device pages that may be retained."""
         self._numbers = itertools.count(1)

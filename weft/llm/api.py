@@ -110,18 +110,17 @@ class LLM:
         connect: Callable[[], EngineClient],
         tokenizer: Tokenizer,
         *,
-        max_waiting: int = 4096,
         tool_call_parser: ToolCallParserName = "auto",
         reasoning_parser: ReasoningParserName = "auto",
     ) -> LLM:
         """An LLM on another kind of engine, which it then owns. `connect` is called on the event loop that uses it."""
         llm = cls.__new__(cls)
-        llm._start(connect, tokenizer, dialect_of(tokenizer, tool_call_parser, reasoning_parser), max_waiting)
+        llm._start(connect, tokenizer, dialect_of(tokenizer, tool_call_parser, reasoning_parser))
         llm._weights = f"{llm.info.model} {llm.info.dtype}"
         return llm
 
     def _start(
-        self, connect: Callable[[], EngineClient], tokenizer: Tokenizer, dialect: Dialect, max_waiting: int
+        self, connect: Callable[[], EngineClient], tokenizer: Tokenizer, dialect: Dialect, max_waiting: int = 4096
     ) -> None:
         self.tokenizer = tokenizer
         self._dialect = dialect

@@ -23,12 +23,11 @@ class HttpProblem(Exception):
         message: str,
         *,
         code: str | None = None,
-        param: str | None = None,
         headers: dict[str, str] | None = None,
     ):
         super().__init__(message)
         self.status = status
-        self.body = ErrorBody(message=message, type=type_of(status), param=param, code=code)
+        self.body = ErrorBody(message=message, type=type_of(status), code=code)
         self.headers = headers or {}
 
 

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.core.step import Step
-from weft.core.wire import Command
 from weft.sched.in_flight import InFlight
 from weft.sched.scheduler import Scheduler
 from weft.sim.clock import Action, Agenda, VirtualClock
-from weft.sim.engine import OnEnd, SimulatedEngine, StepObserver
+from weft.sim.engine import SimulatedEngine, StepObserver
 from weft.sim.worker import CostModelWorker, StepTiming
 
 
@@ -37,22 +36,9 @@ class Simulation:
         self._overlap = overlap
         self._agenda = Agenda()
 
-    @property
-    def num_steps(self) -> int:
-        """Steps that were launched."""
-        return self.engine.num_steps
-
     def at(self, time_s: float, action: Action) -> None:
         """Call `action` at a time; during a step, at its end."""
         self._agenda.at(time_s, action)
-
-    def submit(self, commands: Sequence[Command]) -> None:
-        """As `SimulatedEngine.submit`."""
-        self.engine.submit(commands)
-
-    def on_end(self, op: int, call: OnEnd) -> None:
-        """As `SimulatedEngine.on_end`."""
-        self.engine.on_end(op, call)
 
     def run(self, until_s: float = float("inf")) -> None:
         """Go on until nothing is left to do, or to the first moment between steps at or after `until_s`.

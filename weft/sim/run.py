@@ -115,7 +115,7 @@ def simulate(
             player.records,
             ledger,
             arrivals_s=arrivals_s,
-            steps=simulation.num_steps,
+            steps=simulation.engine.num_steps,
             simulated_s=clock.now(),
             cheapest_waste=cheapest_waste(scripts, player.records, ledger.pressed, load),
         ),

@@ -132,7 +132,7 @@ class _Session:
             self.length += turn.output_tokens
             self._end_turn(index, now)
 
-        simulation.on_end(op, ended)
+        simulation.engine.on_end(op, ended)
         self.submit(index, op, added, known)
 
     def _shared_known(self) -> int:
@@ -183,18 +183,18 @@ class _Program(_Session):
     def submit(self, index: int, op: int, added: bytes, known: int) -> None:
         if index == 0:
             self.handle = next(self.player.numbers)
-            self.player.simulation.submit([self.open()])
+            self.player.simulation.engine.submit([self.open()])
         self.player.known.expect(self.handle, known)
         append = Append(seq=self.handle, op=next(self.player.numbers), tokens=added)
-        self.player.simulation.submit([append, self.generate(index, op)])
+        self.player.simulation.engine.submit([append, self.generate(index, op)])
 
     def release(self, index: int, *, is_last: bool) -> None:
         if is_last:
             self.player.known.forget(self.handle)
-            self.player.simulation.submit([Release(seq=self.handle)])
+            self.player.simulation.engine.submit([Release(seq=self.handle)])
         else:
             kind, expected = self.wait_kind(index), self.expected_in_s(index)
-            self.player.simulation.submit([Expect(seq=self.handle, kind=kind, expected_in_s=expected)])
+            self.player.simulation.engine.submit([Expect(seq=self.handle, kind=kind, expected_in_s=expected)])
 
 
 class _Client(_Session):
@@ -205,11 +205,11 @@ class _Client(_Session):
         self.handle = next(self.player.numbers)
         self.player.known.expect(self.handle, known)
         append = Append(seq=self.handle, op=next(self.player.numbers), tokens=self._history)
-        self.player.simulation.submit([self.open(), append, self.generate(index, op)])
+        self.player.simulation.engine.submit([self.open(), append, self.generate(index, op)])
         self._history += pack_tokens([OUTPUT_TOKEN]) * self.script.turns[index].output_tokens
 
     def release(self, index: int, *, is_last: bool) -> None:
         self.player.known.forget(self.handle)
         kind = self.script.last_kind if is_last else self.wait_kind(index)
         expected = self.expected_in_s(index)
-        self.player.simulation.submit([Release(seq=self.handle, kind=kind, expected_in_s=expected)])
+        self.player.simulation.engine.submit([Release(seq=self.handle, kind=kind, expected_in_s=expected)])

@@ -58,11 +58,6 @@ class Database:
         """When a write or a read failed last, on the monotonic clock."""
         self._writer = GroupWriter(self._transaction, self._explained)
 
-    @property
-    def num_commits(self) -> int:
-        """Transactions of writes that this object has committed."""
-        return self._writer.num_commits
-
     def exists(self) -> bool:
         """Whether the folder has data of this or an earlier version; if not, reading would make an empty database."""
         try:

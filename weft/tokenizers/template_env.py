@@ -133,15 +133,12 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _generate(
         self, source: jinja2.nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
     ) -> str:
-        return super()._generate(_Meter(self).visit(source), name, filename, defer_init)
+        return super()._generate(_Meter().visit(source), name, filename, defer_init)
 
 
 class _Meter(jinja2.visitor.NodeTransformer):
     """Rewrites a template so that each iteration is a step, and comparisons, slices and `~` are charged for their
     input."""
-
-    def __init__(self, environment: TemplateEnvironment):
-        self._environment = environment
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
         literal = sum(len(data.data) for data in node.find_all(jinja2.nodes.TemplateData))

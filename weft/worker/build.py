@@ -46,14 +46,6 @@ Progress = Callable[[int, int], None]
 _log = logging.getLogger("weft.worker")
 
 
-def build_worker(config: EngineConfig, progress: Progress | None = None) -> TorchWorker:
-    """Load the model and start a worker for it.
-
-    Raises `ConfigError` for settings that do not fit this machine, and what `load_model` raises.
-    """
-    return start_worker(config, load(config, progress))
-
-
 def load(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
     """The configured model, on the configured device. Raises `ConfigError` and what `load_model` raises."""
     device = choose_device(config)

@@ -25,7 +25,6 @@ from weft.abi.errors import WeftError
 from weft.core.protocols import WorkerSpec
 from weft.core.step import LateInputs, Step, StepHandle, StepResult
 from weft.kernels import dispatch
-from weft.kernels.base import Kernels
 from weft.models.base import LanguageModel
 from weft.worker.checks import check_step
 from weft.worker.errors import StepError
@@ -58,11 +57,10 @@ class TorchWorker:
         max_context: int | None = None,
         device: torch.device | str = "cpu",
         threads: int | None = None,
-        kernels: Kernels | None = None,
         graphs: GraphOptions | None = None,
         throttle: LinkThrottle | None = None,
     ):
-        """Allocates the pools. `model` is on `device`; `kernels` (for moving KV) default to the device's best.
+        """Allocates the pools. `model` is on `device`.
 
         `threads` are the CPU threads of each kernel; None leaves torch's choice. With `graphs`, decode passes are
         captured; the model's attention must follow `AttentionBatch.splits`. `throttle` slows the link to the host pool
@@ -82,10 +80,10 @@ class TorchWorker:
             has_windows=any(window is not None for window in spec.sliding_windows),
             **sizes._asdict(),
         )
-        chosen = kernels or dispatch.select(self._device, kv_spec.dtype)
+        kernels = dispatch.select(self._device, kv_spec.dtype)
         pages = (sizes.page_size, sizes.num_device_pages, sizes.num_host_pages)
         with torch.inference_mode():
-            kv = KVStore(kv_spec, chosen, *pages, self._device, throttle)
+            kv = KVStore(kv_spec, kernels, *pages, self._device, throttle)
             runner = StepRunner(model, kv, self._spec, self._device, threads or torch.get_num_threads())
             if graphs is not None:
                 runner.use_graphs(graphs, self._spec.max_context)

@@ -55,10 +55,11 @@ def with_host(
         await asyncio.wait_for(test(bench), 60)
         await bench.host.close()
         await settle()
-        assert bench.host.num_active == bench.host.num_waiting == 0
+        assert not bench.host._active
+        assert bench.host._num_waiting == 0
         assert not list(bench.host.history.active())
         assert bench.parts.accounts.num_programs == bench.parts.accounts.num_pages == 0
-        assert bench.parts.hub.num_subscriptions == 0
+        assert not bench.parts.hub._topics
         assert bench.runtime.num_sequences == bench.runtime.num_operations == 0
         assert bench.engine.sequences == {}
         await bench.parts.close()

@@ -138,7 +138,8 @@ def with_host(test: Callable[[ProgramHost, Accounts], Awaitable[None]], **config
         await test(host, parts.accounts)
         await host.close()
         await settle()
-        assert host.num_active == host.num_waiting == 0
+        assert not host._active
+        assert host._num_waiting == 0
         assert parts.accounts.num_programs == parts.accounts.num_pages == parts.accounts._server.sandbox_bytes == 0
         assert runtime.num_sequences == runtime.num_operations == 0
         await parts.close()
@@ -288,12 +289,12 @@ def test_a_trusted_child_reserves_no_memory_and_a_sandboxed_one_does() -> None:
         for named, size in ((b"true", 0), (b"false", Limits().memory_bytes)):
             run = host.launch(spec(source, named), TENANT)
             async with asyncio.timeout(60):
-                while host.num_active < 2:  # noqa: ASYNC110  what it waits for has no event
+                while len(host._active) < 2:  # noqa: ASYNC110  what it waits for has no event
                     await asyncio.sleep(0)
                 assert (parts.accounts.num_programs, parts.accounts._server.sandbox_bytes) == (2, size)
                 run.cancel()
                 await run.wait()
-                while host.num_active:  # noqa: ASYNC110
+                while host._active:  # noqa: ASYNC110
                     await asyncio.sleep(0)
             assert (parts.accounts.num_programs, parts.accounts._server.sandbox_bytes) == (0, 0)
         await host.close()

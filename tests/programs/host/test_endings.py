@@ -76,7 +76,7 @@ async def ends_once(bench: Bench, what: RunSpec) -> Run:
     await settle()
     statuses = [news.status for news in told if news.status is not None]
     assert statuses == ["running", run.status]
-    assert bench.host.num_active == 0
+    assert not bench.host._active
     checked(run.record(), run.result)
     return run
 

@@ -251,7 +251,7 @@ def test_cancel_at_every_await():
             ended.add(record.status)
             await settle()
             assert bench.runtime.num_sequences == 0
-            assert bench.host.num_active == 0
+            assert not bench.host._active
         assert ended == {"cancelled"}
 
     with_host(test)
@@ -285,7 +285,7 @@ def test_cancel_at_every_await_in_the_sandbox():
             assert (await run.wait()).status == "cancelled"
             await settle()
             assert bench.runtime.num_sequences == 0
-            assert bench.host.num_active == 0
+            assert not bench.host._active
 
     with_host(test)
 

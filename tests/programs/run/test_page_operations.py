@@ -13,7 +13,7 @@ import pytest
 import weft
 from weft.abi.operations import Op, Trait
 from weft.core import wire
-from weft.sched.spaces.immediate import HANDLES_ONLY
+from weft.sched.spaces.immediate import _CARRIED_OUT_BY
 from weft.sched.spaces.place import NEEDS_STEP
 
 PAGE_OPS = [op for op in Op if op.trait in (Trait.ALLOCATE, Trait.FORWARD, Trait.INPUT_TEXT, Trait.OUTPUT_TEXT)]
@@ -55,8 +55,8 @@ def test_at_most_four_modules_name_a_page_operation(op: Op) -> None:
 def test_every_command_on_a_queue_is_of_one_operation_and_carried_out_in_one_place() -> None:
     commands = set(wire.concrete(wire.QueueCommand, wire.COMMAND_MODULES))
     assert sorted(op.command for op in PAGE_OPS) == sorted(command.__name__ for command in commands)
-    assert commands == QUEUES | HANDLES_ONLY | NEEDS_STEP
-    assert len(commands) == len(QUEUES) + len(HANDLES_ONLY) + len(NEEDS_STEP)
+    assert commands == QUEUES | _CARRIED_OUT_BY.keys() | NEEDS_STEP
+    assert len(commands) == len(QUEUES) + len(_CARRIED_OUT_BY) + len(NEEDS_STEP)
 
 
 @pytest.mark.parametrize("op", PAGE_OPS, ids=lambda op: op.name)

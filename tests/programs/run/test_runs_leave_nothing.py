@@ -32,7 +32,7 @@ def on_engine(test: Callable[[Host], Coroutine[None, None, None]], **spec: objec
             await engine.drained()
             engine.check_empty()
             assert host.rt.num_sequences == host.rt.num_operations == 0
-            assert host.hub.num_subscriptions == 0
+            assert not host.hub._topics
             assert host.accounts.num_programs == host.accounts.num_pages == 0
         finally:
             await host.close()

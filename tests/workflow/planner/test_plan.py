@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from tests.workflow.planner.analysed import words
+from tests.workflow.planner.analysed import scheduled, words
 from tests.workflow.random_graphs import INPUTS, graphs
 from tests.workflow.shapes import body, graph, llm, loop, mapped, pick
 from weft.abi.errors import InvalidRequest
@@ -70,7 +70,7 @@ def test_any_graph_is_scheduled_once_and_in_order(raw: dict[str, Any]) -> None:
     rows = [{name: f"{name} {row}" for name in INPUTS} for row in range(3)]
     made = planned(raw, rows, engines=[ENGINE, ENGINE], optimise=False)
     operators = made.analysed.unrolled.operators
-    calls = made.calls()
+    calls = scheduled(made)
     assert sorted((call.label, call.rounds, call.row) for call in calls) == sorted(
         (operator.node, operator.rounds, row) for operator in operators for row in range(3)
     )
@@ -166,7 +166,7 @@ def test_models_have_engines_of_their_own() -> None:
     raw = graph(llm("a", "{{q}}"), llm("b", "{{a}}", model="n"))
     engines = [{"model": "n", "kv_tokens": 100}, {"model": "m", "kv_tokens": 100}]
     made = planned(raw, [{"q": "x y"}], engines=engines, tokens=tokens.__getitem__)
-    assert [(call.label, call.engine) for call in made.calls()] == [("a", 1), ("b", 0)]
+    assert [(call.label, call.engine) for call in scheduled(made)] == [("a", 1), ("b", 0)]
     assert {node["model"] for node in made.to_dict()["tree"] if node["parent"] is None} == {"m", "n"}
 
 
@@ -207,7 +207,7 @@ def test_rows_that_are_alike_stay_together() -> None:
     statistics = {f"expert{number}": {"output_tokens": 20} for number in range(8)}
     engine = PlanEngine(model="m", kv_tokens=600)
     made = planned(graph(*experts, llm("summary", answers)), 12, engines=[engine], statistics=statistics)
-    assert len(made.calls()) == 9 * 12
+    assert len(scheduled(made)) == 9 * 12
     assert len(made.arrangement.parts) < 9
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.workflow.planner.analysed import words
+from tests.workflow.planner.analysed import scheduled, words
 from tests.workflow.shapes import graph, llm
 from weft.testing.word_tokens import WordTokens
 from weft.workflow import plan
@@ -36,7 +36,7 @@ def windows(made: Plan, engine: int = 0) -> list[set[int]]:
     """The rows of each stretch of the schedule in which rows that have begun end before others begin."""
     found: list[set[int]] = []
     left: dict[int, int] = {}
-    for call in (call for call in made.calls() if call.engine == engine):
+    for call in (call for call in scheduled(made) if call.engine == engine):
         if not left:
             found.append(set())
         found[-1].add(call.row)
@@ -63,7 +63,7 @@ def test_rows_of_a_window_fit_the_engine() -> None:
 
 def test_calls_and_starts_are_in_order() -> None:
     made = planned(4_000)
-    calls = [(call.label, call.row) for call in made.calls()]
+    calls = [(call.label, call.row) for call in scheduled(made)]
     assert sorted(calls) == sorted((node, row) for node in ("say", "think", "judge") for row in range(ROWS))
     at = {call: number for number, call in enumerate(calls)}
     assert all(at["say", row] < at["think", row] < at["judge", row] for row in range(ROWS))

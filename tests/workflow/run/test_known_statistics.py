@@ -110,7 +110,7 @@ def test_the_next_run_with_the_same_folder_needs_no_sample(tmp_path: Path) -> No
         assert asyncio.run(collected()) == 20
         assert run.planner is not None
         plans.append(run.planner.rounds.num_plans)
-        assert run.planner.statistics == {name: {"output_tokens": 20} for name in "ab"}
+        assert run.planner.rounds.known == {name: {"output_tokens": 20} for name in "ab"}
     # The first run plans its sample and the others, and perhaps once more when the sample has ended.
     assert plans[0] >= 2
     assert plans[1] == 1

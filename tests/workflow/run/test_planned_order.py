@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.workflow.planner.analysed import words
+from tests.workflow.planner.analysed import scheduled, words
 from tests.workflow.random_graphs import graphs
 from tests.workflow.run.player import Player
 from tests.workflow.run.test_state import naive
@@ -69,7 +69,7 @@ def test_all_calls_leave_in_the_order_of_the_plan() -> None:
     rows = [{"q": f"{words(30)} {row}"} for row in range(6)]
     player = sent_one_by_one(raw, rows, planned_order(raw, rows))
     sent = [(player.sites[call.task].label, call.task.row) for call in player.sent]
-    assert sent == [(call.label, call.row) for call in plan_of(raw, rows).calls()]
+    assert sent == [(call.label, call.row) for call in scheduled(plan_of(raw, rows))]
     assert sent != sorted(sent, key=lambda call: call[1])
 
 

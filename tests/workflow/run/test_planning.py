@@ -122,7 +122,7 @@ def test_a_sample_of_the_rows_runs_first_and_its_figures_make_the_next_plan() ->
     # The last one was made when the sample had ended, for the rows that had not started.
     assert set() < set(run.plans[2]) < set(run.plans[1])
     assert run.backend.sent[:2] == [rows_of(25)[row]["q"] for row in sample]
-    assert run.planner.statistics == {name: {"output_tokens": 20} for name in "ab"}
+    assert run.planner.rounds.known == {name: {"output_tokens": 20} for name in "ab"}
 
 
 @pytest.mark.parametrize(("calls", "waiting_calls", "most"), [(3, 10, 3), (100, 2, 2)])

@@ -128,16 +128,6 @@ class ProgramHost:
         self.on_run: Callable[[Run], None] | None = None
         """Called with every run, also of children, before its first change."""
 
-    @property
-    def num_active(self) -> int:
-        """Number of runs in progress, with children."""
-        return len(self._active)
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of runs that wait for a place."""
-        return self._num_waiting
-
     async def start(self, spec: RunSpec, caller: Caller) -> Run:
         """Launch a run. Raises the errors of `launch`."""
         return self.launch(spec, caller)

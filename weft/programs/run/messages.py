@@ -136,11 +136,6 @@ class Hub:
     def __init__(self) -> None:
         self._topics: dict[tuple[str, bytes], dict[TopicSubscription, None]] = {}
 
-    @property
-    def num_subscriptions(self) -> int:
-        """The number of subscriptions of all tenants."""
-        return sum(map(len, self._topics.values()))
-
     def subscribe(
         self, tenant: str, topic: bytes, queue: MessageQueue, on_message: Callable[[], None]
     ) -> TopicSubscription:

@@ -125,5 +125,4 @@ _CARRIED_OUT_BY: dict[type[QueueCommand], Callable[..., Count]] = {
     ImportPages: ImmediateCommands._import_pages,
     ReleaseExport: ImmediateCommands._release_export,
 }
-HANDLES_ONLY = frozenset(_CARRIED_OUT_BY)
 """The commands that are carried out here."""

@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from weft.endpoints import model_cards
+from weft.endpoints.models import ActiveModel
+from weft.endpoints.schemas.models import ModelCard, ModelList
 from weft.server.routes.base import answer, route
 from weft.server.state import Service
 
@@ -20,10 +21,16 @@ def routes(service: Service) -> list[Route]:
 
 
 async def list_models(service: Service, request: Request) -> ASGIApp:
-    """One card per served name."""
-    return answer(model_cards.list_models(service.models))
+    """One card per served name, in the order of configuration."""
+    return answer(ModelList(data=[_card(name, model) for name, model in service.models.by_name.items()]))
 
 
 async def get_model(service: Service, request: Request) -> ASGIApp:
     """The card of one served name. Raises `UnknownModel` for a name that is not served."""
-    return answer(model_cards.get_model(request.path_params["model"], service.models))
+    name = request.path_params["model"]
+    return answer(_card(name, service.models.find(name)))
+
+
+def _card(name: str, model: ActiveModel) -> ModelCard:
+    context = model.max_context if model.engine.ready else None
+    return ModelCard(id=name, created=model.created, root=model.root, max_model_len=context)

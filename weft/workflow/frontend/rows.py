@@ -18,12 +18,10 @@ from weft.workflow.frontend.row_tables import table_source
 from weft.workflow.graph.check import check
 from weft.workflow.graph.mistakes import InvalidGraph, Mistake, nearest
 from weft.workflow.graph.nodes import WorkflowGraph
-from weft.workflow.graph.value_types import ANY, TEXT, ValueType, common, of_value
+from weft.workflow.graph.value_types import TEXT, of_value
 
 MAX_TYPES = 256
 """Types of values, such as objects with other fields, that are checked. Rows with further ones fail when they run."""
-MAX_UNUSED = 100
-"""Columns without an input that are listed."""
 
 
 class Rows:
@@ -44,11 +42,6 @@ class Rows:
         self._count = self._source.num_rows
 
     @property
-    def columns(self) -> tuple[str, ...] | None:
-        """The columns of every row; None where each row has its own."""
-        return self._source.columns
-
-    @property
     def path(self) -> Path | None:
         """The file that has the rows; None: they are in memory."""
         return self._source.path
@@ -58,10 +51,6 @@ class Rows:
         if self._count is None and not self._source.is_once:
             self._count = sum(1 for _ in self._source.read())
         return self._count
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The rows with all their columns. Raises `InvalidRows` at a row that is none, and can go on after it."""
-        return map(_all_columns, self._source.read())
 
     def check(self, graph: WorkflowGraph) -> CheckedRows:
         """Read all rows and check them against a graph; those of an iterator are checked when they are read. Raises
@@ -81,8 +70,6 @@ class CheckedRows:
             raise InvalidGraph(mistakes)
         self._source = source
         self._graph = graph
-        self._unused: dict[str, None] = {}
-        self._types: dict[str, dict[str, ValueType]] = {name: {} for name in graph.inputs}
         self._wrong: dict[tuple[str, str], list[str]] = {}
         """(column, its type as text) -> why the graph cannot take it."""
         columns = source.columns
@@ -90,16 +77,6 @@ class CheckedRows:
             missing = [Mistake("", _no_column(name, columns)) for name in graph.inputs if name not in columns]
             if missing:
                 raise InvalidRows(missing)
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Columns that are no inputs, of the rows that have been read; at most `MAX_UNUSED`."""
-        return tuple(self._unused)
-
-    @property
-    def types(self) -> Mapping[str, ValueType]:
-        """The type of each input, from the rows that have been read."""
-        return {name: common(found.values()) if found else ANY for name, found in self._types.items()}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The rows. Raises `InvalidRows` at a row with mistakes, and can go on after it; and for an empty table."""
@@ -123,9 +100,6 @@ class CheckedRows:
 
     def _inputs(self, row: SourceRow) -> dict[str, Any]:
         values = _values(row)
-        for name in values:
-            if name not in self._types and len(self._unused) < MAX_UNUSED:
-                self._unused.setdefault(name)
         found: dict[str, Any] = {}
         mistakes = []
         for name in self._graph.inputs:
@@ -148,9 +122,7 @@ class CheckedRows:
         if key in self._wrong:
             return self._wrong[key]
         if len(self._wrong) >= MAX_TYPES:
-            self._types[name]["any"] = ANY
             return []
-        self._types[name][key[1]] = kind
         self._wrong[key] = [str(mistake) for mistake in check(self._graph, inputs={name: kind})]
         return self._wrong[key]
 
@@ -177,14 +149,6 @@ def _without(source: RowSource, constants: Collection[str]) -> RowSource:
             yield SourceRow(row.place, None, wrong) if wrong else row
 
     return source._replace(read=read)
-
-
-def _all_columns(row: SourceRow) -> dict[str, Any]:
-    try:
-        converted: dict[str, Any] = as_json(_values(row))
-    except NotJson as error:
-        raise invalid(str(error), row.place) from None
-    return converted
 
 
 def _values(row: SourceRow) -> Mapping[str, Any]:

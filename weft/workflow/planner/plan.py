@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -39,15 +39,6 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether calls of an earlier plan of the same graph run before these."""
 
 
-class ScheduledCall(NamedTuple):
-    """A call of a schedule. That of a node in a map stands for all items of its row."""
-
-    label: str
-    rounds: tuple[int, ...]
-    row: int
-    engine: int
-
-
 @dataclass(frozen=True)
 class Plan:
     """The plan of some rows of a workflow."""
@@ -60,15 +51,6 @@ class Plan:
     arrangement: Arrangement
     passes: Sequence[Mapping[str, Any]]
     pins: Sequence[PrefixPin] = ()
-
-    def calls(self) -> list[ScheduledCall]:
-        """The calls with the names of their nodes, in the order of the schedule."""
-        operators = self.analysed.unrolled.operators
-        return [
-            ScheduledCall(operators[number].node, operators[number].rounds, row, part.group.engine)
-            for part in self.arrangement.parts
-            for number, row in part.group.calls()
-        ]
 
     def ranks(self) -> CallRanks:
         """What a run follows: the places of the calls in the schedule, their engines, and the pins."""

@@ -52,11 +52,6 @@ class RunPlanner:
         """As `PlanRounds.num_engines`."""
         return self.rounds.num_engines
 
-    @property
-    def statistics(self) -> Mapping[str, Mapping[str, Any]]:
-        """The figures that the next plan is made with."""
-        return self.rounds.known
-
     async def advance(self, state: RunState, *, is_open: bool) -> None:
         """Make a plan where one is due: at first at once, later beside what runs. `is_open`: more rows may come."""
         if self.failure is not None:

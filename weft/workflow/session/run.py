@@ -157,11 +157,6 @@ class SessionRun:
     def __contains__(self, name: str) -> bool:
         return name in self._state
 
-    @property
-    def num_waiting(self) -> int:
-        """How many wait for a value."""
-        return sum(map(len, self._waiting.values()))
-
     def has_failed(self, name: str) -> bool:
         """Whether a node has failed."""
         return self._state.has_settled(name) and isinstance(self._state.value(Reference(name)), RowFailure)
