@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,13 +75,10 @@ def upload(
 
 def list_programs(url: Url = None, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """List the programs of your tenant, with their latest versions."""
-    import msgspec
-
     with _client(url, api_key) as client:
         programs = client.programs.list()
     if as_json:
-        for program in programs:
-            typer.echo(msgspec.json.encode(program).decode())
+        print_lines(programs)
         return
     print_table(
         ("NAME", "HASH", "KIND", "BYTES", "VERSIONS", "UPLOADED"),
@@ -155,13 +153,10 @@ def logs(run_id: RunId, url: Url = None, api_key: ApiKey = None) -> None:
 
 def runs(url: Url = None, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """List your runs, newest first."""
-    import msgspec
-
     with _client(url, api_key) as client:
         found = client.runs.list()
     if as_json:
-        for one in found:
-            typer.echo(msgspec.json.encode(one).decode())
+        print_lines(found)
         return
     print_table(
         ("RUN", "PROGRAM", "STATUS", "STARTED", "SECONDS", "TOKENS"),
@@ -208,6 +203,14 @@ def _client(url: str | None, api_key: str | None) -> Client:
     from weft.client.protocol import DEFAULT_URL
 
     return Client(url or DEFAULT_URL, api_key=api_key)
+
+
+def print_lines(found: Iterable[Any]) -> None:
+    """Write structs as lines of JSON."""
+    import msgspec
+
+    for one in found:
+        typer.echo(msgspec.json.encode(one).decode())
 
 
 def print_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.programs import print_table
+from weft.cli.programs import print_lines, print_table
 from weft.cli.run_values import ApiKey, Url
 
 EXAMPLES = """Examples:
@@ -35,16 +35,13 @@ def sessions(
 
     DEVICE, HOST and GONE are the tokens whose KV is on the device, on the host alone, and given up.
     """
-    import msgspec
-
     from weft.client import Client
     from weft.client.protocol import DEFAULT_URL
 
     with Client(url or DEFAULT_URL, api_key=api_key) as client:
         found = client.sessions(limit=limit, model=model)
     if as_json:
-        for session in found.data:
-            typer.echo(msgspec.json.encode(session).decode())
+        print_lines(found.data)
     else:
         now = time.time()
         rows = [

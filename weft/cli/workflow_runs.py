@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.programs import print_table
+from weft.cli.programs import print_lines, print_table
 from weft.cli.run_values import ApiKey, Url
 
 if TYPE_CHECKING:
@@ -22,13 +22,10 @@ PREFIX = "wrun-"
 
 def list_runs(url: Url = None, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """List your runs of workflows on a server, newest first."""
-    import msgspec
-
     with client_of(url, api_key) as client:
         found = [run for run in client.runs.list() if run.workflow is not None]
     if as_json:
-        for run in found:
-            typer.echo(msgspec.json.encode(run).decode())
+        print_lines(found)
         return
     print_table(
         ("RUN", "WORKFLOW", "STATUS", "ROWS", "FAILED", "CALLS", "STARTED"),
@@ -50,12 +47,10 @@ def list_runs(url: Url = None, api_key: ApiKey = None, as_json: AsJson = False) 
 
 def show_run(run_id: str, url: str | None, api_key: str | None, *, as_json: bool) -> None:
     """Write how far a run on a server is, and what it waits for."""
-    import msgspec
-
     with client_of(url, api_key) as client:
         run = client.runs.get(run_id)
     if as_json:
-        typer.echo(msgspec.json.encode(run).decode())
+        print_lines([run])
         return
     for line in _lines(run):
         typer.echo(line)

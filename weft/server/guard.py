@@ -13,8 +13,12 @@ from typing import Self
 from starlette.requests import Request
 from starlette.types import Receive
 
+from weft.programs.run.runs import Run
 from weft.server.errors import ClientGone
 from weft.server.state import Service
+from weft.workflow.service.live_run import WorkflowRun
+
+GONE = "its client disconnected"
 
 
 class Guard:
@@ -57,3 +61,15 @@ class Guard:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.interrupt(ClientGone())
+
+
+async def until_over(service: Service, request: Request, run: Run | WorkflowRun, *, owned: bool = True) -> None:
+    """Wait for the end of a run. Cancel it, if it is `owned`, when the client disconnects or the server interrupts the
+    request."""
+    try:
+        async with Guard(request, service):
+            await run.wait()
+    except BaseException as error:
+        if owned:
+            run.cancel(GONE if isinstance(error, ClientGone) else "the request that started it ended")
+        raise

@@ -35,66 +35,45 @@ class RequestMiddleware:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request. Errors of handlers become responses; a cancellation propagates."""
-        if scope["type"] == "websocket":
-            await self._answer_socket(scope, receive, send)
-            return
-        if scope["type"] != "http":
+        """Handle a request or a WebSocket. Errors of handlers become responses, or close a WebSocket that was accepted;
+        a cancellation propagates."""
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         record = new_record(scope, tracing=self._service.config.trace)
+        is_socket = scope["type"] == "websocket"
         status = 0
 
-        async def send_with_id(message: Message) -> None:
+        async def send_noting(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record.request_id
+            match message["type"]:
+                case "http.response.start":
+                    status = message["status"]
+                    MutableHeaders(scope=message)["x-request-id"] = record.request_id
+                case "websocket.http.response.start":
+                    status = message["status"]
+                case "websocket.accept":
+                    status = 101
             await send(message)
 
         self._service.metrics.http_in_flight += 1
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, send_noting)
         except ClientGone:
             record.outcome = "disconnect"
         except Exception as error:
             record.outcome = "error"
             problem = _problem(error, scope, record.request_id)
             if is_internal(error) and not isinstance(error, HTTPException):
-                logger.exception("request %s failed", record.request_id, exc_info=error)
-            # Once the head is sent, only a broken connection can report the error to the client.
-            if status:
-                raise
-            await error_response(problem)(scope, receive, send_with_id)
-        finally:
-            self._service.metrics.http_in_flight -= 1
-            self._finish(scope, record, status)
-
-    async def _answer_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a WebSocket. An error before it is accepted becomes a response; a later error closes it."""
-        record = new_record(scope, tracing=self._service.config.trace)
-        status = 0
-
-        async def send_noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "websocket.accept":
-                status = 101
-            await send(message)
-
-        self._service.metrics.http_in_flight += 1
-        try:
-            await self._app(scope, receive, send_noting)
-        except Exception as error:
-            record.outcome = "error"
-            problem = _problem(error, scope, record.request_id)
-            if is_internal(error) and not isinstance(error, HTTPException):
-                logger.exception("WebSocket %s failed", record.request_id, exc_info=error)
-            if status:
+                what = "WebSocket" if is_socket else "request"
+                logger.exception("%s %s failed", what, record.request_id, exc_info=error)
+            if not status:
+                await error_response(problem)(scope, receive, send_noting)
+            elif is_socket:
                 code = 1012 if problem.status == 503 else 1011 if problem.status >= 500 else 1008
                 await send({"type": "websocket.close", "code": code, "reason": problem.body.message[:100]})
-            else:
-                status = problem.status
-                await error_response(problem)(scope, receive, send)
+            else:  # the head is sent: only a broken connection can report the error to the client
+                raise
         finally:
             self._service.metrics.http_in_flight -= 1
             self._finish(scope, record, status)

@@ -10,12 +10,12 @@ from weft.abi.errors import WeftError
 from weft.core.wire import ErrorRecord
 from weft.programs.run.runs import Run, RunRecord
 from weft.server.errors import ClientGone
+from weft.server.guard import GONE
 from weft.server.schemas.programs import RunCard, RunError, RunEvent
 from weft.server.sse import DONE, EventStream
 from weft.server.state import Service
 
 _encoder = msgspec.json.Encoder()
-GONE = "its client disconnected"
 
 
 def card_of(record: RunRecord, result: bytes | None = None, *, forgotten: bool = False) -> RunCard:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from weft.server.errors import ClientGone
-from weft.server.run_events import GONE
+from weft.server.guard import GONE
 from weft.server.schemas.workflows import DEFAULT_PAGE, TextPiece, WorkflowEvent
 from weft.server.sse import DONE, EventStream
 from weft.server.state import Service

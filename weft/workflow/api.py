@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 import shutil
 import sys
@@ -12,8 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mappi
 from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, Unpack, cast
-
-import msgspec
 
 from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed, Unsupported
 from weft.loop_thread import LoopThread, shared_loop_thread, streamed
@@ -25,7 +22,7 @@ from weft.workflow.backend.openai import OpenAIBackend
 from weft.workflow.bars import bars
 from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
-from weft.workflow.graph.digest import digest
+from weft.workflow.graph.digest import digest, rows_digest
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.graph.streamed import check_streamed, streamed_calls
 from weft.workflow.options import EXPLAIN_OPTIONS, RUN_OPTIONS, checked_options
@@ -257,10 +254,7 @@ class GraphRun:
 
     def description(self) -> RunDescription:
         """What the run computes. Reads the rows."""
-        hashed = hashlib.sha256()
-        for row in self.rows:
-            hashed.update(msgspec.json.encode(row, order="deterministic"))
-        return RunDescription(digest(self._runs), hashed.hexdigest(), self._model())
+        return RunDescription(digest(self._runs), rows_digest(self.rows), self._model())
 
 
 def explain(graph: WorkflowGraph, rows: Any, on: RunTarget, **options: Any) -> Explanation | ServedExplanation:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from weft.abi.errors import InvalidRequest
 from weft.workflow.graph.mistakes import nearest
+from weft.workflow.graph.schema_check import is_number
 from weft.workflow.run.driver import Concurrency
 from weft.workflow.run.instructions import RunLimits
 from weft.workflow.run.settings import PlanSettings
@@ -18,10 +19,6 @@ class _Form(NamedTuple):
     has_form: Callable[[Any], bool]
     takes: str
     """In a message, behind "takes"."""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _counts(least: int, value: Any) -> bool:
@@ -35,7 +32,7 @@ def _named_functions(value: Any) -> bool:
 _TEXT = _Form(lambda value: isinstance(value, str), "a text")
 _SIZE = _Form(lambda value: _counts(0, value), "a number of bytes")
 _SWITCH = _Form(lambda value: isinstance(value, bool), "True or False")
-_SECONDS = _Form(lambda value: _is_number(value) and value > 0, "seconds, a number above 0")
+_SECONDS = _Form(lambda value: is_number(value) and value > 0, "seconds, a number above 0")
 _FORMS: Mapping[str, _Form] = {
     "api_key": _TEXT,
     "cache": _Form(lambda value: isinstance(value, (str, os.PathLike)), "the path of a folder"),
@@ -58,7 +55,7 @@ _FORMS: Mapping[str, _Form] = {
         lambda value: isinstance(value, (str, Mapping)), "the name of an objective, or a mapping of outputs to names"
     ),
     "optimise": _SWITCH,
-    "pinned_part": _Form(_is_number, "a number from 0 to 1"),
+    "pinned_part": _Form(is_number, "a number from 0 to 1"),
     "planning": _Form(
         lambda value: isinstance(value, (bool, PlanSettings, Mapping)), "True, False, or a mapping of settings"
     ),

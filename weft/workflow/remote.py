@@ -7,7 +7,6 @@ stream goes on behind the last result.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import shutil
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -22,11 +21,10 @@ from weft.abi.errors import ConfigError, Unsupported, WeftError, from_kind
 from weft.loop_thread import LoopThread, shared_loop_thread
 from weft.workflow.actuals import CallCounts, PinCounts, RunCounts
 from weft.workflow.frontend.rows import Rows
-from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
-from weft.workflow.graph.digest import digest
+from weft.workflow.graph.builtin_functions import client_functions
+from weft.workflow.graph.digest import digest, rows_digest
 from weft.workflow.graph.json import graph_to_dict
-from weft.workflow.graph.labels import labelled_nodes
-from weft.workflow.graph.nodes import ExternalNode, FunctionNode, WorkflowGraph
+from weft.workflow.graph.nodes import ExternalNode, WorkflowGraph
 from weft.workflow.graph.streamed import check_streamed
 from weft.workflow.run.feed import CallStarted, RunNews, TextDelta, TextKey
 from weft.workflow.run.folder import held_folder
@@ -109,7 +107,7 @@ class ServerRun:
         self.counts = RunCounts()
         self._server = server
         self._options = options
-        self._functions = _called(graph) & options.get("functions", {}).keys()
+        self._functions = client_functions(graph) & options.get("functions", {}).keys()
         self._folder: Path | None = None
         self._run_id: str | None = None
         self._taken: set[str] = set()
@@ -221,10 +219,7 @@ class ServerRun:
 
     def _description(self) -> tuple[str, str]:
         """Digests of the graph and of the rows. Reads the rows."""
-        hashed = hashlib.sha256()
-        for row in self.rows:
-            hashed.update(msgspec.json.encode(row, order="deterministic"))
-        return digest(self.graph), hashed.hexdigest()
+        return digest(self.graph), rows_digest(self.rows)
 
     def _count(self, event: Any) -> None:
         progress = event.progress or (event.run.workflow if event.run is not None else None)
@@ -290,12 +285,6 @@ class ServerRun:
                     return  # the row or the run has ended, or the value is set
                 else:
                     time.sleep(FIRST_PAUSE_S * 2**attempt)
-
-
-def _called(graph: WorkflowGraph) -> set[str]:
-    """Functions of Python that a graph calls."""
-    nodes = (node for _, node in labelled_nodes(graph.nodes) if isinstance(node, FunctionNode))
-    return {node.name for node in nodes if node.name is not None} - BUILTIN_FUNCTIONS.keys()
 
 
 def _result(row: Any) -> RowResult:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from weft.endpoints.errors import require
 from weft.endpoints.fields import request_from
 from weft.server.limits import read_request
 from weft.server.record import record_of
@@ -51,6 +52,15 @@ async def read(service: Service, request: Request, kind: type[T]) -> T:
     body = await read_request(request, service, functools.partial(request_from, kind))
     record_of(request).mark("read")
     return body
+
+
+def integer(name: str, text: str | None, default: int, least: int, most: int) -> int:
+    """An integer of the query; the default where it is not given. Raises `InvalidRequest`."""
+    if text is None:
+        return default
+    valid = text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= most
+    require(valid, f"{name} must be an integer from {least} to {most}.", name)
+    return int(text)
 
 
 def answer(value: msgspec.Struct, status: int = 200) -> Response:

@@ -11,11 +11,10 @@ from weft.abi.errors import WeftError
 from weft.endpoints.errors import require
 from weft.programs.registry import Code
 from weft.programs.run.runs import Run, RunSpec
-from weft.server.errors import ClientGone
-from weft.server.guard import Guard
+from weft.server.guard import Guard, until_over
 from weft.server.record import record_of
 from weft.server.routes.base import answer, read, route
-from weft.server.run_events import GONE, RunStream, card_of
+from weft.server.run_events import RunStream, card_of
 from weft.server.run_socket import RunSocket
 from weft.server.schemas.programs import (
     LogEntry,
@@ -94,18 +93,8 @@ async def _run(service: Service, request: Request, body: RunRequest, code: Code)
     if body.stream:
         return RunStream(request, service, run, owned=True)
     if not body.background:
-        await _until_over(service, request, run)
+        await until_over(service, request, run)
     return answer(card_of(run.record(), run.result), 202 if body.background else 200)
-
-
-async def _until_over(service: Service, request: Request, run: Run) -> None:
-    """Wait for the end of a run. Cancel it if the client disconnects or the server interrupts the request."""
-    try:
-        async with Guard(request, service):
-            await run.wait()
-    except BaseException as error:
-        run.cancel(GONE if isinstance(error, ClientGone) else "the request that launched it ended")
-        raise
 
 
 async def list_runs(service: Service, request: Request) -> ASGIApp:

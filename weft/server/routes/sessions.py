@@ -9,11 +9,10 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from weft.abi.errors import InvalidRequest
 from weft.core.wire import SessionInfo
 from weft.endpoints.models import ActiveModel
 from weft.server.record import record_of
-from weft.server.routes.base import answer, route
+from weft.server.routes.base import answer, integer, route
 from weft.server.schemas.sessions import DEFAULT_LIMIT, MAX_LIMIT, SessionCard, SessionCards
 from weft.server.state import Service
 
@@ -27,7 +26,7 @@ async def list_sessions(service: Service, request: Request) -> ASGIApp:
     """The sessions of the caller's tenant that wait longest, of all models or of the one that `model` names. Raises
     `InvalidRequest`, `UnknownModel`, and `EngineDead` where an engine does not answer."""
     asked = request.query_params.get("model")
-    limit = _limit(request.query_params.get("limit"))
+    limit = integer("limit", request.query_params.get("limit"), DEFAULT_LIMIT, 1, MAX_LIMIT)
     models = list(service.models) if asked is None else [service.models.find(asked)]
     usable = [service.models.usable(model.names[0]) for model in models]
     tenant = record_of(request).tenant
@@ -40,14 +39,6 @@ async def list_sessions(service: Service, request: Request) -> ASGIApp:
     total = sum(listed.total for listed in found)
     cards = cards[:limit]
     return answer(SessionCards(data=cards, left_out=total - len(cards)))
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_LIMIT
-    if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MAX_LIMIT:
-        raise InvalidRequest(f"limit must be an integer from 1 to {MAX_LIMIT}.", "limit")
-    return int(text)
 
 
 def _card(info: SessionInfo, model: ActiveModel, tenant: str, now: float) -> SessionCard:

@@ -12,12 +12,10 @@ from starlette.types import ASGIApp
 from weft.abi.errors import InvalidRequest
 from weft.endpoints.errors import require
 from weft.endpoints.fields import request_from
-from weft.server.errors import ClientGone
-from weft.server.guard import Guard
+from weft.server.guard import Guard, until_over
 from weft.server.limits import body_of, content_type_of
 from weft.server.record import record_of
-from weft.server.routes.base import answer, read, route
-from weft.server.run_events import GONE
+from weft.server.routes.base import answer, integer, read, route
 from weft.server.schemas.workflows import (
     DEFAULT_PAGE,
     LINES,
@@ -108,7 +106,7 @@ async def run_workflow(service: Service, request: Request) -> ASGIApp:
         return WorkflowStream(request, service, run, owned=owned)
     if fields.background:
         return answer(workflow_run_card(run), 202)
-    await _until_over(service, request, run, owned=owned)
+    await until_over(service, request, run, owned=owned)
     page = await service.workflows.runs.results(run, 0, MAX_PAGE)
     card = workflow_run_card(run)
     return answer(msgspec.structs.replace(card, results=results_page(page, run.record, 0)))
@@ -121,18 +119,6 @@ async def _start(
     require(not excluded, "stream and background exclude each other, but for names of outputs.", "background")
     async with Guard(request, service):
         return await service.workflows.runs.start(record_of(request).tenant, workflow, asked)
-
-
-async def _until_over(service: Service, request: Request, run: WorkflowRun, *, owned: bool) -> None:
-    """Wait for the end of a run. Cancel it, if it is `owned`, when the client disconnects or the server interrupts the
-    request."""
-    try:
-        async with Guard(request, service):
-            await run.wait()
-    except BaseException as error:
-        if owned:
-            run.cancel(GONE if isinstance(error, ClientGone) else "the request that started it ended")
-        raise
 
 
 def _spec(service: Service, fields: WorkflowRunRequest) -> WorkflowRunSpec:
@@ -187,7 +173,7 @@ async def follow(service: Service, request: Request) -> ASGIApp:
     record.stream = True
     after = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
     number, _, position = after.partition(".")
-    seen = _number("after", number, 0, 0, MAX_NUMBER), _number("after", position or None, 0, 0, MAX_POSITION)
+    seen = integer("after", number, 0, 0, MAX_NUMBER), integer("after", position or None, 0, 0, MAX_POSITION)
     return WorkflowStream(request, service, run, after=seen[0], position=seen[1])
 
 
@@ -195,8 +181,8 @@ async def list_results(service: Service, request: Request) -> ASGIApp:
     """A page of results, in the order in which rows ended."""
     runs, query = service.workflows.runs, request.query_params
     run = await runs.find(record_of(request).tenant, workflow_run_id(request))
-    after = _number("after", query.get("after"), 0, 0, MAX_NUMBER)
-    limit = _number("limit", query.get("limit"), DEFAULT_PAGE, 1, MAX_PAGE)
+    after = integer("after", query.get("after"), 0, 0, MAX_NUMBER)
+    limit = integer("limit", query.get("limit"), DEFAULT_PAGE, 1, MAX_PAGE)
     record = run.record
     page = await runs.results(run, after, limit)
     return answer(results_page(page, record, after))
@@ -218,14 +204,6 @@ def workflow_run_id(request: Request) -> str:
         "run",
     )
     return id
-
-
-def _number(name: str, text: str | None, default: int, least: int, most: int) -> int:
-    if text is None:
-        return default
-    valid = text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= most
-    require(valid, f"{name} must be an integer from {least} to {most}.", name)
-    return int(text)
 
 
 def _card(stored: StoredWorkflow) -> WorkflowCard:

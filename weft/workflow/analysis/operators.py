@@ -14,6 +14,7 @@ import msgspec
 
 from weft.workflow.analysis.prompts import MAX_MARKS, Template, TokensOf, mark, marks_of, template_of, without_marks
 from weft.workflow.analysis.statistics import Statistics
+from weft.workflow.graph.builtin_functions import JOIN_SEPARATOR
 from weft.workflow.graph.labels import label_prefix
 from weft.workflow.graph.nodes import (
     AnyNode,
@@ -204,7 +205,7 @@ class _Unroll:
 
     def _join(self, node: FunctionNode, path: str, scope: Mapping[str, _Value]) -> _Value:
         source = self._value(node.args.get("of"), scope)
-        separator = self._value(node.args.get("separator", "\n\n"), scope)
+        separator = self._value(node.args.get("separator", JOIN_SEPARATOR), scope)
         needs = source.needs | separator.needs
         if source.items is not None:
             return _Value(separator.text.join(item.text for item in source.items), needs)

@@ -18,7 +18,7 @@ from weft.workflow.frontend.schemas import schema_of
 from weft.workflow.frontend.trace import FlowError, FlowTrace, current_trace, tracing
 from weft.workflow.frontend.variable import ChatSoFar, Variable, output_of, reference_in, type_in
 from weft.workflow.function_args import graph_args, name_of
-from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS
+from weft.workflow.graph.builtin_functions import BUILTIN_FUNCTIONS, JOIN_SEPARATOR
 from weft.workflow.graph.nodes import (
     MAX_ITEMS,
     MAX_ROUNDS,
@@ -130,7 +130,7 @@ def list(*values: Any, name: str | None = None) -> Variable:
     return current_trace().add(ListNode, "list", {"of": tuple(_values(value) for value in values)}, name=name)
 
 
-def join(values: Variable | Sequence[Any], separator: object = "\n\n", *, name: str | None = None) -> Variable:
+def join(values: Variable | Sequence[Any], separator: object = JOIN_SEPARATOR, *, name: str | None = None) -> Variable:
     """The texts of a list, one after the other, with `separator` between them."""
     if isinstance(values, str):
         raise FlowError(f"ops.join takes a list, not the text {values!r:.60}")

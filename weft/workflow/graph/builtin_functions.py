@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeGuard
 
-from weft.workflow.graph.nodes import FunctionNode, GraphNode
+from weft.workflow.graph.labels import labelled_nodes
+from weft.workflow.graph.nodes import FunctionNode, GraphNode, WorkflowGraph
 from weft.workflow.graph.value_types import TEXT, ValueType
 
 
@@ -32,3 +33,8 @@ BUILTIN_FUNCTIONS = {
 def is_client_function(node: GraphNode) -> TypeGuard[FunctionNode]:
     """Whether a node calls a function of the client's process: neither built in nor with its source in the graph."""
     return isinstance(node, FunctionNode) and node.source is None and node.name not in BUILTIN_FUNCTIONS
+
+
+def client_functions(graph: WorkflowGraph) -> set[str]:
+    """Functions of Python that a graph calls, which its client has to call."""
+    return {node.name for _, node in labelled_nodes(graph.nodes) if is_client_function(node) and node.name is not None}

@@ -69,6 +69,14 @@ def digest(graph: WorkflowGraph) -> str:
     return _hash({"version": graph.version, "inputs": sorted(graph.inputs), **shape})
 
 
+def rows_digest(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Of the rows that a graph runs over, in their order."""
+    hashed = hashlib.sha256()
+    for row in rows:
+        hashed.update(msgspec.json.encode(row, order="deterministic"))
+    return hashed.hexdigest()
+
+
 def node_digest(node: GraphNode, name: Rename) -> str:
     """The digest of a node without its id, where `name` names what it refers to around it."""
     return _hash(_shape(node, name, 0))

@@ -37,7 +37,8 @@ _ANNOTATIONS = frozenset(
 )
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a number of JSON."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -51,18 +52,18 @@ def _is_multiple(value: float, step: float) -> bool:
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "array": lambda value: isinstance(value, (list, tuple)),
     "boolean": lambda value: isinstance(value, bool),
-    "integer": lambda value: _is_number(value) and (isinstance(value, int) or value.is_integer()),
+    "integer": lambda value: is_number(value) and (isinstance(value, int) or value.is_integer()),
     "null": lambda value: value is None,
-    "number": _is_number,
+    "number": is_number,
     "object": lambda value: isinstance(value, Mapping),
     "string": lambda value: isinstance(value, str),
 }
 _LIMITS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Any], bool], str]] = {
-    "minimum": (_is_number, lambda value, least: value >= least, "is below {}"),
-    "maximum": (_is_number, lambda value, most: value <= most, "is above {}"),
-    "exclusiveMinimum": (_is_number, lambda value, least: value > least, "is not above {}"),
-    "exclusiveMaximum": (_is_number, lambda value, most: value < most, "is not below {}"),
-    "multipleOf": (_is_number, _is_multiple, "is not a multiple of {}"),
+    "minimum": (is_number, lambda value, least: value >= least, "is below {}"),
+    "maximum": (is_number, lambda value, most: value <= most, "is above {}"),
+    "exclusiveMinimum": (is_number, lambda value, least: value > least, "is not above {}"),
+    "exclusiveMaximum": (is_number, lambda value, most: value < most, "is not below {}"),
+    "multipleOf": (is_number, _is_multiple, "is not a multiple of {}"),
     "minLength": (_TYPES["string"], lambda value, least: len(value) >= least, "has fewer than {} characters"),
     "maxLength": (_TYPES["string"], lambda value, most: len(value) <= most, "has more than {} characters"),
     "minItems": (_TYPES["array"], lambda value, least: len(value) >= least, "has fewer than {} items"),
@@ -72,8 +73,8 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Any], bool], str]
 }
 """Keyword -> (values that it is about, whether one follows it, what is wrong with one that does not)."""
 _FORMS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(_LIMITS, _is_number),
-    "multipleOf": lambda step: _is_number(step) and step > 0,
+    **dict.fromkeys(_LIMITS, is_number),
+    "multipleOf": lambda step: is_number(step) and step > 0,
     **dict.fromkeys(("$defs", "definitions", "properties"), _TYPES["object"]),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "enum", "required"), _TYPES["array"]),
     "type": lambda kind: (

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from weft.abi.errors import LimitExceeded
+from weft.workflow.graph.builtin_functions import JOIN_SEPARATOR
 from weft.workflow.graph.labels import case_step
 from weft.workflow.graph.nodes import (
     AnyNode,
@@ -142,7 +143,7 @@ class Evaluation:
                 self._settle_made(frame, node, pick(node, of))
             case FunctionNode(name="join"):
                 args = fill_values(node.args, value_of)
-                self._settle_made(frame, node, join(args["of"], args.get("separator", "\n\n"), node))
+                self._settle_made(frame, node, join(args["of"], args.get("separator", JOIN_SEPARATOR), node))
             case FunctionNode():
                 self._ask(frame, node, CallFunction(name, node, plain(fill_values(node.args, value_of))))
             case ProgramNode():

@@ -63,6 +63,11 @@ class _Task:
         return self.frame.plan.labels[self.node.id]
 
     @property
+    def key(self) -> str | None:
+        """Of a call whose answer equal calls have too; None for others."""
+        return self.instruction.request.key if isinstance(self.instruction, CallModel) else None
+
+    @property
     def site(self) -> CallSite:
         """Where it stands in the run."""
         return site_of(self.frame, self.node.id)
@@ -172,8 +177,7 @@ class RunState(Evaluation):
 
     def answered_by(self, name: TaskName) -> list[TaskName]:
         """The call, and those that will have the same answer."""
-        instruction = self._tasks[name].instruction
-        key = instruction.request.key if isinstance(instruction, CallModel) else None
+        key = self._tasks[name].key
         return [name] if key is None else list(self._equal[key])
 
     def wake(self, now: float) -> float | None:
@@ -277,8 +281,8 @@ class RunState(Evaluation):
 
     def _ask(self, frame: Frame, node: AnyNode, instruction: Asked) -> None:
         name = instruction.task
-        self._tasks[name] = _Task(frame, node, instruction)
-        key = instruction.request.key if isinstance(instruction, CallModel) else None
+        task = self._tasks[name] = _Task(frame, node, instruction)
+        key = task.key
         if key is not None:
             equals = self._equal.setdefault(key, [])
             equals.append(name)
@@ -301,8 +305,7 @@ class RunState(Evaluation):
 
     def _with_equals(self, name: TaskName) -> list[TaskName]:
         """The task, and those that have the same answer."""
-        instruction = self._tasks[name].instruction
-        key = instruction.request.key if isinstance(instruction, CallModel) else None
+        key = self._tasks[name].key
         if key is None:
             return [name]
         equals = self._equal.pop(key)

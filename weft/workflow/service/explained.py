@@ -15,6 +15,7 @@ from weft.workflow.actuals import CallTrace, RowTrace, RunActuals
 from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
 from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
+from weft.workflow.graph.builtin_functions import client_functions
 from weft.workflow.graph.mistakes import InvalidGraph
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.passes import optimise
@@ -26,7 +27,7 @@ from weft.workflow.service.execution import RunTables, weights_of
 from weft.workflow.service.library import StoredWorkflow, WorkflowLibrary
 from weft.workflow.service.live_run import WorkflowRun
 from weft.workflow.service.record import WorkflowRunRecord, WorkflowRunSpec, cache_identity
-from weft.workflow.service.refusals import called_functions, called_models, named_models
+from weft.workflow.service.refusals import called_models, named_models
 
 MAX_EXPLAINED_BYTES = 64 << 20
 """Inputs of a run that are read to explain it."""
@@ -77,7 +78,7 @@ class WorkflowExplanations:
         asked: ExplainAsked,
     ) -> CachedCalls | None:
         """What the tenant's prompt cache has; None where a run would be refused."""
-        spec = WorkflowRunSpec(model=asked.model, functions=called_functions(graph))
+        spec = WorkflowRunSpec(model=asked.model, functions=tuple(sorted(client_functions(graph))))
         try:
             models = called_models(graph, spec, self._models)
         except InvalidGraph:

@@ -47,12 +47,6 @@ def called_models(
     return tuple(sorted(found))
 
 
-def called_functions(graph: WorkflowGraph) -> tuple[str, ...]:
-    """Functions of Python that a graph calls, which its client would have to call."""
-    nodes = (node for _, node in labelled_nodes(graph.nodes) if isinstance(node, FunctionNode))
-    return tuple({node.name: None for node in nodes if node.name is not None and node.name not in BUILTIN_FUNCTIONS})
-
-
 def named_models(graph: WorkflowGraph) -> set[str | None]:
     """The models that calls name; None: a call names none."""
     nodes = (node for _, node in labelled_nodes(graph.nodes))
