@@ -16,7 +16,7 @@ from weft.core.ids import unpack_tokens
 from weft.core.wire import Append, EngineStats, Generate, Open
 from weft.sim.devices import linear_forward
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
-from weft.workflow.backend.endpoint import plan_sources
+from weft.workflow.backend.endpoint import sources_of_models
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve "
 
@@ -179,7 +179,7 @@ def test_metrics_and_sessions_of_each_engine(pair: Replicated, monkeypatch: pyte
 
 
 def test_plans_know_every_engine_that_answers(pair: Replicated) -> None:
-    engines = plan_sources(pair.server.service.models, MODEL).engines
+    engines = sources_of_models(pair.server.service.models, MODEL).engines
     assert [(engine.model, engine.replica) for engine in engines] == [(MODEL, 0), (MODEL, 1)]
 
 
@@ -223,7 +223,7 @@ def test_a_dead_engine_is_no_engine_of_a_plan(pair: Replicated) -> None:
 def test_plans_know_the_cost_profile_of_the_engine() -> None:
     forward = linear_forward(0.01, 0.001)
     with running(engine=FakeEngine(msgspec.structs.replace(DEFAULT_INFO, forward=forward))) as server:
-        [engine] = plan_sources(server.service.models, MODEL).engines
+        [engine] = sources_of_models(server.service.models, MODEL).engines
     assert engine.forward == forward
 
 

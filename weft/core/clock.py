@@ -23,7 +23,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; for tests and simulation."""
+    """A clock that moves only when told to, for tests."""
 
     def __init__(self, start: float = 0.0):
         self._now = start

@@ -1,4 +1,5 @@
-"""The seams. Each has a real implementation, and a fake one in `weft.testing`."""
+"""The seam to the device. `weft.worker` has the real worker, `weft.sim` one that only takes time, `weft.testing` a fake
+one."""
 
 from __future__ import annotations
 

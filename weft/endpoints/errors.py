@@ -69,7 +69,7 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 
 class ErrorAnswer(NamedTuple):
-    """A response that is not a success, for HTTP and for a line of a batch's output."""
+    """A response that is not a success, but for the headers of HTTP."""
 
     status: int
     body: ErrorBody

@@ -189,7 +189,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: 
 
 
 def no_block(shape: BlockShape, weights: Mapping[str, Tensor]) -> Block | None:
-    """A decoder layer as one operation, in plain torch. Contract: `base.PrepareBlock`.: there is none."""
+    """None: plain torch has no decoder layer as one operation. Contract: `base.PrepareBlock`."""
     return None
 
 

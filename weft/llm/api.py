@@ -148,14 +148,14 @@ class LLM:
     def workflow_host(self) -> WorkflowHost:
         """Where the workflows that are given this object as `on` run: on its model and its event loop."""
         # Workflows need a database and an HTTP client, whose imports would take a fifth of the time to a first token.
-        from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
+        from weft.workflow.backend.endpoint import EndpointBackend, sources_of_models
         from weft.workflow.targets import WorkflowHost
 
         return WorkflowHost(
             self._thread,
             EndpointBackend(self._models),
             self._weights,
-            plan_sources(self._models, self._models[0].names[0]),
+            sources_of_models(self._models, self._models[0].names[0]),
         )
 
     # ---- many prompts

@@ -52,7 +52,7 @@ from weft.workflow.targets import (
     check_target,
     model_identity,
     opened_services,
-    plan_sources,
+    sources_of_target,
     value_budget,
 )
 
@@ -247,7 +247,7 @@ class GraphRun:
             driver.announce()
 
     def _plan_sources(self) -> PlanSources:
-        return plan_sources(self._runs, self._on, self._options.get("model", ""))
+        return sources_of_target(self._runs, self._on, self._options.get("model", ""))
 
     def _model(self) -> str:
         return model_identity(self._on, self._options)
@@ -264,7 +264,7 @@ def explain(graph: WorkflowGraph, rows: Any, on: RunTarget, **options: Any) -> E
     if not isinstance(on, str) and hasattr(on, "workflow_server"):
         return ServedExplanation.before(graph, rows, on.workflow_server(), options)
     taken = cast(RunOptions, {name: options.pop(name) for name in ("cache", "api_key", "model") if name in options})
-    tokens, engines, model, keeps_kv = plan_sources(graph, on, taken.get("model", ""))
+    tokens, engines, model, keeps_kv = sources_of_target(graph, on, taken.get("model", ""))
     given: list[Mapping[str, Any]] | int = rows if isinstance(rows, int) else [*Rows(rows).check(graph)]
     cached = _cached_before(graph, given, on, taken, is_optimised=options.get("optimise", True))
     return planning.explain(graph, given, model, engines, tokens=tokens, keeps_kv=keeps_kv, cached=cached, **options)

@@ -162,7 +162,7 @@ def model_identity(on: Target, options: RunOptions) -> str:
     return f"{model} {named}" if named else model
 
 
-def plan_sources(graph: WorkflowGraph, on: Target, model: str) -> PlanSources:
-    """What plans of runs there are made for; `model` is that of calls that name none."""
+def sources_of_target(graph: WorkflowGraph, on: Target, model: str) -> PlanSources:
+    """What plans of runs on a target are made for; `model` is that of calls that name none."""
     host = None if isinstance(on, str) else on.workflow_host()
     return unknown_server(graph, model) if host is None or host.plans_for is None else host.plans_for

@@ -128,7 +128,7 @@ class EndpointBackend:
         return await off_loop(parts, tenant=self._tenant)
 
 
-def plan_sources(models: Models, model: str) -> PlanSources:
+def sources_of_models(models: Models, model: str) -> PlanSources:
     """What plans of runs on these models are made for, as far as their engines answer; `model` is that of calls that
     name none."""
     prompts: dict[int, TokenizerPrompts] = {}

@@ -210,7 +210,8 @@ def call_function(
 
 
 def program(program: str, args: Any = None, *, name: str | None = None) -> Variable:
-    """A run of an uploaded program, by its name or hash; the value is what it returns. This release does not run it."""
+    """A run of an uploaded program, by its name or hash; the value is what it returns. Servers of Weft run it;
+    elsewhere its row fails with `Unsupported`."""
     return current_trace().add(ProgramNode, "program", {"program": program, "args": _values(args)}, name=name)
 
 

@@ -20,7 +20,7 @@ from weft.store.answers import AnswerTable
 from weft.store.served_runs import Endings, ServedRunTable
 from weft.store.statistics import StatisticsTable
 from weft.store.workflow_runs import SavedRun, WorkflowRunTable
-from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
+from weft.workflow.backend.endpoint import EndpointBackend, sources_of_models
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.streamed import streamed_calls
 from weft.workflow.passes import optimise
@@ -158,7 +158,7 @@ class RunExecution:
             planner = RunPlanner(
                 executed,
                 order,
-                plan_sources(self._models, record.model),
+                sources_of_models(self._models, record.model),
                 statistics.load(),
                 self._beside,
                 settings,

@@ -12,7 +12,7 @@ import msgspec
 from weft.abi.errors import InvalidRequest
 from weft.endpoints.models import Models
 from weft.workflow.actuals import CallTrace, RowTrace, RunActuals
-from weft.workflow.backend.endpoint import EndpointBackend, plan_sources
+from weft.workflow.backend.endpoint import EndpointBackend, sources_of_models
 from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
 from weft.workflow.graph.builtin_functions import client_functions
@@ -113,7 +113,7 @@ class WorkflowExplanations:
 
     def _before(self, graph: WorkflowGraph, asked: ExplainAsked, cached: CachedCalls | None) -> Explanation:
         """Blocks."""
-        tokens, engines, model, _ = plan_sources(self._models, self._model(graph, asked.model))
+        tokens, engines, model, _ = sources_of_models(self._models, self._model(graph, asked.model))
         return explain(
             graph, asked.rows, model, engines, asked.statistics, optimise=asked.optimise, tokens=tokens, cached=cached
         )
@@ -138,7 +138,7 @@ class WorkflowExplanations:
         end_s = record.finished_s or time.time()
         traces = tuple(RowTrace(row, _decoder.decode(calls)) for row, calls in self._table.traces(record.id))
         actual = RunActuals(record.counts, None if record.started_s is None else end_s - record.started_s, traces)
-        sources = plan_sources(self._models, record.model)
+        sources = sources_of_models(self._models, record.model)
         known = rows if rows and not why else None
         spec = record.spec
         options = {**spec.wanted._asdict(), "pinned_part": spec.planning.planned_part}
