@@ -74,6 +74,13 @@ class _Load:
         """The work that a request is part of."""
         return self.background if routed.is_background else self.foreground
 
+    def add(self, routed: RoutedRequest) -> None:
+        """A request is sent to it."""
+        work = self.of(routed)
+        work.prompt_tokens += routed.num_tokens - routed.num_found
+        work.rows += routed.num_choices
+        work.kv_tokens += routed.num_choices * routed.num_tokens
+
     @property
     def num_rows(self) -> int:
         """Choices of requests that have not ended."""
@@ -97,6 +104,17 @@ class _Session(NamedTuple):
     incarnation: int
     num_tokens: int
     """Of its last prompt."""
+
+
+class _Choice(NamedTuple):
+    """An engine that a request may go to. The least one is the best."""
+
+    cost_s: float
+    less_found: int
+    """Tokens of its prompt whose KV is expected there, below zero."""
+    num_rows: int
+    num_pages: int
+    engine: int
 
 
 class Router:
@@ -133,47 +151,39 @@ class Router:
         is_background = objective in BACKGROUND
         self._background += BACKGROUND_GAIN * (is_background - self._background)
         home = self._sessions.get((namespace, session)) if session else None
-        best: tuple[float, int, int, int, int] | None = None
-        wanted: tuple[float, int, int, int, int] | None = None
+        is_any_ready = any(view.is_ready for view in engines)
+        choices = []
         for index, (view, load) in enumerate(zip(engines, self._loads, strict=True)):
             if view.incarnation != load.incarnation:
                 self._loads[index] = load = _Load(view.incarnation)
-            if not view.is_ready and any(other.is_ready for other in engines):
+            if is_any_ready and not view.is_ready:
                 continue
             # One token at least is computed, so the last page counts only where the prompt goes on behind it.
             found = load.find(_page_ends(numbers[:-1], 0, view.page_size)) * view.page_size
             request = RoutedWork(num_tokens, found, output, num_choices)
-            if is_background:
-                cost_s = background_s(view, load.foreground, load.background, request)
-            else:
-                cost_s = foreground_s(view, load.foreground, load.background, request, self._background)
+            cost_s = self._cost_s(view, load, request, is_background=is_background)
             if home is not None and (home.engine, home.incarnation) == (index, view.incarnation):
-                known = min(home.num_tokens, num_tokens)
-                if known > found:
-                    cost_s -= view.times.predict_s(StepShape.chunk(known - found, found))
-            entry = cost_s, -found, load.num_rows, len(load.pages), index
-            best = entry if best is None else min(best, entry)
-            if index == preferred:
-                wanted = entry
-        assert best is not None, "there is an engine"
-        if wanted is not None and wanted[0] <= PREFERRED_FACTOR * best[0]:
-            best = wanted
-        _, less_found, _, _, index = best
-        view, load = engines[index], self._loads[index]
+                cost_s -= _kept_s(view, home, request)
+            choices.append(_Choice(cost_s, -found, load.num_rows, len(load.pages), index))
+        chosen = _best(choices, preferred)
+        index, view = chosen.engine, engines[chosen.engine]
         routed = RoutedRequest(
-            index, -less_found, num_tokens, num_choices, view.incarnation, int(numbers[-1]), is_background
+            index, -chosen.less_found, num_tokens, num_choices, view.incarnation, int(numbers[-1]), is_background
         )
-        load.keep(_page_ends(numbers, 0, view.page_size), view.num_pages)
-        work = load.of(routed)
-        work.prompt_tokens += num_tokens - routed.num_found
-        work.rows += num_choices
-        work.kv_tokens += num_choices * num_tokens
+        self._loads[index].add(routed)
+        self._loads[index].keep(_page_ends(numbers, 0, view.page_size), view.num_pages)
         if session:
             self._sessions[namespace, session] = _Session(index, view.incarnation, num_tokens)
             self._sessions.move_to_end((namespace, session))
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         return routed
+
+    def _cost_s(self, view: EngineView, load: _Load, request: RoutedWork, *, is_background: bool) -> float:
+        """What a request costs on an engine, whatever its session has there."""
+        if is_background:
+            return background_s(view, load.foreground, load.background, request)
+        return foreground_s(view, load.foreground, load.background, request, self._background)
 
     def answered(self, routed: RoutedRequest) -> None:
         """The first token of a request has come. Idempotent."""
@@ -201,6 +211,19 @@ class Router:
         work.kv_tokens -= routed.num_choices * routed.num_tokens
         numbers = prefix_numbers(answer[:-TOKEN_BYTES], routed.num_tokens, routed.last_number)
         load.keep(_page_ends(numbers, routed.num_tokens, view.page_size), view.num_pages)
+
+
+def _kept_s(view: EngineView, home: _Session, request: RoutedWork) -> float:
+    """What leaving the engine of its session costs: computing tokens of the session again that no known prefix has."""
+    found, known = request.num_found, min(home.num_tokens, request.num_tokens)
+    return view.times.predict_s(StepShape.chunk(known - found, found)) if known > found else 0.0
+
+
+def _best(choices: Sequence[_Choice], preferred: int | None) -> _Choice:
+    """The least choice, or the preferred engine, if that one may be chosen and is not much slower."""
+    best = min(choices)
+    wanted = next((choice for choice in choices if choice.engine == preferred), best)
+    return wanted if wanted.cost_s <= PREFERRED_FACTOR * best.cost_s else best
 
 
 def _page_ends(numbers: U64, start: int, page_size: int) -> list[int]:
