@@ -1,6 +1,7 @@
 """Correctness of the kernels on a device against the reference, and their speed.
 
 Checks every operation of every variant in three dtypes; products of matrices are torch's in all of them and left out.
+Those with weights of 4 bits are measured, beside torch's with the floats that they stand for.
 Measures the device's ceilings (a copy of 1 GiB, a product of 8192 x 8192 matrices), then each operation in
 bfloat16 at the sizes of a model with 32 heads, 8 KV heads of 128, hidden size 4096 and intermediate size 12,288, pages
 of 16 tokens. A time is the median of some calls, each between two CUDA events, with the level-2 cache overwritten
@@ -24,6 +25,8 @@ from weft.core.step import ForwardBatch, Step
 from weft.kernels import dispatch, reference
 from weft.kernels.base import HeadNorm, HeadShape, Kernels, MovePages
 from weft.kernels.batch import AttentionBatch, lower
+from weft.kernels.block_weights import PANEL, BlockPart, BlockWeight
+from weft.kernels.quantize_int4 import int4_kind, quantize_int4
 from weft.models.base import KVSpec, LayerKV
 from weft.worker.kv_store import KVStore
 
@@ -34,6 +37,8 @@ BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Largest permitted difference from the reference, relative to its largest value."""
 PAGE = 16
 MOVED_LAYERS = 4
+GROUP = 256
+"""Inputs of a block of 4 bits."""
 
 
 class Sizes(NamedTuple):
@@ -91,6 +96,8 @@ class Scale(NamedTuple):
     rows: dict[str, tuple[Row, ...]]
     tokens: tuple[int, ...]
     dtype: torch.dtype
+    block_rows: tuple[int, ...]
+    """Rows that meet a weight of 4 bits."""
 
 
 SMALL = (Sizes(HeadShape(6, 2, 48), 100, 72), Sizes(HeadShape(8, 1, 128), 256, 96), Sizes(HeadShape(3, 3, 256), 64, 32))
@@ -108,8 +115,8 @@ MEASURED: dict[str, tuple[Row, ...]] = {
 }
 
 
-LARGE_SCALE = Scale("cuda", 50, 256 << 20, 1 << 30, 8192, LARGE, MEASURED, (64, 8192), torch.bfloat16)
-TINY_SCALE = Scale("cpu", 2, 1 << 10, 1 << 16, 64, TINY, {"two rows": ((1, 40), (3, 9))}, (20,), torch.float32)
+LARGE_SCALE = Scale("cuda", 50, 256 << 20, 1 << 30, 8192, LARGE, MEASURED, (64, 8192), torch.bfloat16, (1, 8, 64, 512))
+TINY_SCALE = Scale("cpu", 2, 1 << 10, 1 << 16, 64, TINY, {"two rows": ((1, 40), (3, 9))}, (20,), torch.float32, (2,))
 """Sizes for smoke tests."""
 
 
@@ -214,6 +221,24 @@ def other_cases(tokens: int, sizes: Sizes, dtype: torch.dtype, device: str) -> I
     title_of_move = f"{len(sources):,} pages of {MOVED_LAYERS} layers"
     yield Case("prepare_move", title_of_move, move_pages, bytes=2 * staging.numel())
     yield Case("copy_slots", f"{len(slots) - 1} slots", copy_slots, bytes=4 * 63 * kv_heads * head_dim * width)
+
+
+def block_cases(rows: int, sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
+    """A product with a weight of 4 bits; a variant that cannot read blocks gets floats."""
+    inputs, outputs = max(GROUP, sizes.hidden // GROUP * GROUP), max(PANEL, sizes.intermediate // PANEL * PANEL)
+    floats = torch.randn(outputs, inputs, device=device)
+    stored = quantize_int4(floats).flatten()
+    blocks = BlockWeight.of(stored, [BlockPart(int4_kind(inputs), outputs)], inputs)
+    x = torch.randn(rows, inputs, dtype=dtype, device=device)
+
+    @cache
+    def weight_of(kernels: Kernels) -> Tensor:
+        packed = kernels.pack_weight(blocks, dtype)
+        return floats.to(dtype) if packed is blocks else packed
+
+    title = f"{rows:,} rows, {inputs:,} to {outputs:,}, 4 bits"
+    moved = stored.numel() + (x.numel() + rows * outputs) * dtype.itemsize
+    yield Case("linear", title, lambda k: [k.linear(x, weight_of(k))], moved, 2.0 * rows * inputs * outputs)
 
 
 def check(variants: dict[str, Kernels], device: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[str]:
@@ -330,6 +355,8 @@ def large_cases(scale: Scale) -> Iterator[Case]:
         yield from attention_cases(rows, scale.sizes.shape, scale.dtype, scale.device, title, options=False)
     for tokens in scale.tokens:
         yield from other_cases(tokens, scale.sizes, scale.dtype, scale.device)
+    for count in scale.block_rows:
+        yield from block_cases(count, scale.sizes, scale.dtype, scale.device)
 
 
 def header(names: list[str]) -> str:
