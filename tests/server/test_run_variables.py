@@ -12,7 +12,7 @@ import pytest
 from tests.server.conftest import RunningServer, running
 from tests.server.test_workflow_restart import on, outputs, settled
 from tests.server.test_workflow_runs import ALICE, BOB, ROWS, assert_nothing_left, create, events, start
-from tests.workflow.shapes import Json, function, graph, text
+from tests.workflow.shapes import Json, function, graph, llm, text
 from weft.store.database import FILE
 
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
@@ -82,6 +82,50 @@ def test_who_may_set_what(server: RunningServer) -> None:
         assert put(bob, wait["id"], value={"ok": True}).status_code == 404
 
 
+def test_a_value_that_comes_before_its_run_goes_on_is_to_be_sent_again(server: RunningServer) -> None:
+    """As after a restart, while the server waits for its engines."""
+    with server.http(headers=ALICE) as client, server.http(headers=BOB) as bob:
+        run = start(client, PERSON, ROWS[:1], background=True)["id"]
+        (wait,) = waits(server, client, run, 1)
+        variables = server.service.workflows.variables
+        waiting = variables.by_id.pop(wait["id"])
+        early = put(client, wait["id"], value={"ok": True})
+        assert (early.status_code, early.json()["error"]["code"]) == (429, "overloaded")
+        assert "send it again" in early.json()["error"]["message"]
+        assert int(early.headers["retry-after"]) > 0
+        assert put(bob, wait["id"], value={"ok": True}).status_code == 404
+        variables.by_id[wait["id"]] = waiting
+        assert put(client, wait["id"], value={"ok": True}).status_code == 200
+        events(client.get(f"/v1/runs/{run}/events").text)
+
+
+def test_an_attempt_that_was_followed_by_another_needs_no_value(server: RunningServer) -> None:
+    raw = graph(function("f", "mine", x="{{q}}"), text("t", "<{{f}}>"))
+    raw["nodes"][0]["retries"] = 1
+    table = server.service.workflows.variables.table
+    with server.http(headers=ALICE) as client:
+        run = start(client, raw, ROWS[:1], background=True, functions=["mine"])["id"]
+        (first,) = waits(server, client, run, 1)
+        assert table.find("alice", first["id"]) == (run, False, False)
+        table.ask("wvar-later", run, 0, "f", 2, 0.0)
+        assert table.find("alice", first["id"]) == (run, False, True)
+        assert table.find("bob", first["id"]) is None
+        client.post(f"/v1/runs/{run}/cancel")
+
+
+def test_progress_is_told_while_a_row_waits(server: RunningServer) -> None:
+    raw = graph(llm("answer", "Tell {{q}}."), {"id": "person", "op": "external"}, text("t", "{{answer}} {{person}}"))
+    with server.http(headers=ALICE) as client:
+        run = start(client, raw, ROWS[:1], background=True)["id"]
+        (wait,) = waits(server, client, run, 1)
+        live = server.service.workflows.runs._live[run]
+        server.wait_until(lambda: live.record.counts.calls.calls == 1)
+        shown = client.get(f"/v1/runs/{run}").json()["workflow"]
+        assert (shown["calls"]["calls"], shown["by_node"]["answer"]["calls"], shown["done"]) == (1, 1, 0)
+        assert put(client, wait["id"], value="yes").status_code == 200
+        events(client.get(f"/v1/runs/{run}/events").text)
+
+
 def test_null_is_a_value(server: RunningServer) -> None:
     with server.http(headers=ALICE) as client:
         run = start(client, graph({"id": "any", "op": "external"}), ROWS[:1], background=True)["id"]
@@ -127,6 +171,24 @@ def test_functions_of_the_client_are_variables(server: RunningServer) -> None:
             f"/v1/workflows/{create(client, raw)}/runs", json={"rows": ROWS, "functions": ["mine", "other"]}
         )
         assert (refused.status_code, "no node calls 'other'" in refused.text) == (400, True)
+
+
+def test_a_value_that_does_not_come_in_time_after_a_restart(tmp_path: Path) -> None:
+    late = graph({"id": "late", "op": "external", "timeout_s": 1000})
+    with running(workflows=on(tmp_path / "data")) as server, server.http() as client:
+        run = start(client, late, ROWS[:1], background=True)["id"]
+        (wait,) = waits(server, client, run, 1)
+        (tmp_path / "killed").mkdir()
+        with sqlite3.connect(tmp_path / "data" / FILE) as source:
+            (tmp_path / "killed" / FILE).write_bytes(source.serialize())
+        client.post(f"/v1/runs/{run}/cancel")
+    with sqlite3.connect(tmp_path / "killed" / FILE) as killed:
+        killed.execute("UPDATE workflow_variables SET asked_s = asked_s - 2000")
+    with running(workflows=on(tmp_path / "killed")) as server, server.http() as client:
+        settled(server, run)
+        error = client.get(f"/v1/runs/{run}/results").json()["data"][0]["error"]
+        assert (error["node"], error["message"]) == ("late", "no value came within 1000 s")
+        assert put(client, wait["id"], value=1).status_code == 410
 
 
 def test_values_are_there_after_the_server_was_killed(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.server.test_workflow_runs import assert_nothing_left
 from weft import ops
 from weft.abi.errors import ConfigError, LimitExceeded, Unsupported, WeftError
 from weft.client import Client, ServerError
+from weft.workflow import remote
 from weft.workflow.run.instructions import RunLimits
 from weft.workflow.run.planning import RunPlanner
 from weft.workflow.run.value_errors import NodeFailed
@@ -100,6 +101,24 @@ def test_values_from_outside(client: Client) -> None:
 
     error = flow.run(ROWS[:1], on=client, external=wrong).errors[0]
     assert "does not follow its schema" in error.message
+
+
+def test_a_value_is_sent_until_the_server_has_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the server has no room for it, is starting, or cannot be reached."""
+    monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.0)
+    send, refusals = client.workflows.set_variable, []
+
+    def refuse(variable_id: str, *args: Any, **given: Any) -> None:
+        refusals.append(variable_id)
+        if len(refusals) < 40:
+            status = (429, 503, 507, None)[len(refusals) % 4]
+            raise WeftError("not now") if status is None else ServerError(status, "not now")
+        send(variable_id, *args, **given)
+
+    monkeypatch.setattr(client.workflows, "set_variable", refuse)
+    loud = weft.flow(lambda topic: ops.function(shout, topic))
+    assert loud.run(ROWS[:1], on=client).column("value") == ["TOPIC 0"]
+    assert refusals == 40 * [refusals[0]]
 
 
 def test_a_function_that_takes_too_long(client: Client) -> None:

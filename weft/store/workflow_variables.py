@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, exists, insert, or_, select, update
 
 from weft.store.database import Database
-from weft.store.schema import served_runs, workflow_variables
+from weft.store.schema import served_runs, workflow_endings, workflow_variables
 
 _variable = workflow_variables.c
 _THIS = _variable.id == bindparam("this")
@@ -26,8 +26,19 @@ _LATEST = (
     .order_by(_variable.attempt.desc())
     .limit(1)
 )
+_later = workflow_variables.alias()
+_SAME_TASK = and_(*(_later.c[name] == _variable[name] for name in ("run", "row", "path")))
+_ending = workflow_endings.c
 _OF_TENANT = (
-    select(_variable.answer)
+    select(
+        _variable.run,
+        _variable.answer.is_not(None).label("is_set"),
+        or_(
+            served_runs.c.ended_s.is_not(None),
+            exists().where(_ending.run == _variable.run, _ending.row == _variable.row),
+            exists().where(_SAME_TASK, _later.c.attempt > _variable.attempt),
+        ).label("is_over"),
+    )
     .join(served_runs, served_runs.c.run == _variable.run)
     .where(_THIS, served_runs.c.tenant == bindparam("of_tenant"))
 )
@@ -41,6 +52,15 @@ class AskedVariable(NamedTuple):
     """Seconds since 1970."""
     answer: bytes | None
     """None: it is not set."""
+
+
+class KnownVariable(NamedTuple):
+    """A variable, as one who sets it sees it."""
+
+    run: str
+    is_set: bool
+    is_over: bool
+    """Its run or its row has ended, or its task was attempted again."""
 
 
 class WorkflowVariableTable:
@@ -75,11 +95,11 @@ class WorkflowVariableTable:
 
         return self._database.write(work, tenant).result()
 
-    def is_set(self, tenant: str, id: str) -> bool | None:
-        """Whether a variable of a tenant has a value; None where there is no such variable."""
+    def find(self, tenant: str, id: str) -> KnownVariable | None:
+        """A variable of a tenant; None where there is none."""
 
-        def work(connection: Connection) -> bool | None:
+        def work(connection: Connection) -> KnownVariable | None:
             found = connection.execute(_OF_TENANT, {"this": id, "of_tenant": tenant}).one_or_none()
-            return None if found is None else found.answer is not None
+            return None if found is None else KnownVariable(found.run, bool(found.is_set), bool(found.is_over))
 
         return self._database.read(work)

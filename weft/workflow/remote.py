@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 MAX_LOST = 8
 """Connections lost one after the other, after which this process gives up."""
 FIRST_PAUSE_S = 0.2
+"""Between two attempts; each is twice as long as the one before."""
+MAX_PAUSE_S = 5.0
+"""Between two attempts to hand a value on."""
 FILE = "server.json"
 """Names the run, in a folder beside the file of its results."""
 _HERE = {
@@ -263,7 +267,7 @@ class ServerRun:
         except Exception as error:
             kind = kind_of(error)
             given = {"error": str(error) or kind, "kind": kind}
-        await asyncio.to_thread(self._set, wait.id, given)
+        await self._set(wait.id, given)
 
     async def _value(self, wait: Any) -> Any:
         if wait.function is None:
@@ -272,19 +276,22 @@ class ServerRun:
         seconds = self._options.get("function_timeout_s", FUNCTION_TIMEOUT_S)
         return await called_function(self._options["functions"], wait.function, wait.args or {}, seconds)
 
-    def _set(self, id: str, given: Mapping[str, Any]) -> None:
-        for attempt in range(MAX_LOST):
+    async def _set(self, id: str, given: Mapping[str, Any]) -> None:
+        """Until the server has the value, or says that it needs none. The end of the run cancels this."""
+        pause_s = FIRST_PAUSE_S
+        while True:
             try:
-                self._server.set_variable(id, **given)
+                await asyncio.to_thread(partial(self._server.set_variable, id, **given))
                 return
             except WeftError as error:
                 status = getattr(error, "status", None)
                 if status == 400 and "value" in given:
                     given = {"error": error.message, "kind": error.kind}
-                elif status is not None and status not in (429, 503):
-                    return  # the row or the run has ended, or the value is set
+                elif status is None or status == 429 or status >= 500:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, MAX_PAUSE_S)
                 else:
-                    time.sleep(FIRST_PAUSE_S * 2**attempt)
+                    return  # the row or the run has ended, or the value is set
 
 
 def _result(row: Any) -> RowResult:

@@ -12,7 +12,7 @@ import pytest
 from tests.server.conftest import RunningServer, running
 from tests.server.test_workflow_runs import ASK, PLAIN, ROWS, assert_nothing_left, start
 from tests.workflow.shapes import graph, text
-from weft.abi.errors import NoValue, Overloaded
+from weft.abi.errors import NoValue
 from weft.workflow.service import run_variables
 from weft.workflow.service.record import WorkflowRunSpec
 from weft.workflow.service.run_variables import VariableAnswer, WaitingVariables
@@ -121,32 +121,6 @@ def test_a_variable_is_set_although_its_client_disconnects(monkeypatch: pytest.M
         assert_nothing_left(server)
 
 
-def test_values_that_come_at_once_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_variables, "MAX_HELD_BYTES", 1500)
-    with running() as server, server.http() as client:
-        run = start(client, TWO, ROWS[:1], background=True)["id"]
-        first, second = waiting_ids(server, 2)
-        variables = server.service.workflows.variables
-        held = Held(variables.table.set)
-        monkeypatch.setattr(variables.table, "set", held)
-        large = VariableAnswer(value="x" * 1000)
-
-        async def both() -> None:
-            request = asyncio.create_task(variables.set("", first, large))
-            await held.has_begun()
-            with pytest.raises(Overloaded):
-                await variables.set("", second, large)
-            held.go.set()
-            await request
-            # What was refused does not count.
-            await variables.set("", second, VariableAnswer(value="y" * 400))
-
-        run_on(server, both())
-        client.get(f"/v1/runs/{run}/events")
-        assert client.get(f"/v1/runs/{run}").json()["status"] == "finished"
-        assert_nothing_left(server)
-
-
 def test_a_value_that_comes_after_its_run_has_ended_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as server, server.http() as client:
         run = start(client, TWO, ROWS[:1], background=True)["id"]
@@ -178,7 +152,7 @@ def test_rows_that_have_ended_leave_nothing_of_their_variables() -> None:
         for id in first_row:
             run_on(server, variables.set("", id, VariableAnswer(value="x")))
         server.wait_until(lambda: server.service.workflows.runs._live[run].record.counts.rows == 1)
-        assert server.on_loop(lambda: list(owner._rows)) == [1]
+        assert server.on_loop(lambda: list(owner._attempts)) == [1]
         for id in (third, fourth):
             run_on(server, variables.set("", id, VariableAnswer(value="y")))
         client.get(f"/v1/runs/{run}/events")

@@ -11,7 +11,7 @@ import pytest
 
 import weft
 from weft import ops
-from weft.abi.errors import EngineDead, NotSettable, NoValue, Unsupported
+from weft.abi.errors import EngineDead, InvalidRequest, NotSettable, NoValue, Unsupported
 from weft.loop_thread import LoopThread
 from weft.workflow.frontend.marks import NeedsValueError
 from weft.workflow.frontend.trace import FlowError
@@ -226,9 +226,9 @@ def test_only_values_from_outside_are_set_and_once(host: Host) -> None:
             answer.set("x")
         with pytest.raises(NotSettable, match=r"decision\.ok"):
             decision.ok.set(True)
-        with pytest.raises(NotSettable, match=r"decision: a value of builtins\.object is not JSON"):
+        with pytest.raises(InvalidRequest, match=r"decision: a value of builtins\.object is not JSON"):
             decision.set(object())
-        with pytest.raises(NotSettable, match=r"decision does not follow its schema: ok"):
+        with pytest.raises(InvalidRequest, match=r"decision does not follow its schema: ok"):
             decision.set({"ok": "yes"})
         with pytest.raises(InvalidGraph, match=r"external_1\.schema: .*not checked against if"):
             ops.external(schema={"if": {"type": "string"}})

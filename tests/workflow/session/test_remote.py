@@ -15,7 +15,7 @@ import weft
 from tests.server.conftest import ManualTimer, RunningServer, running
 from tests.workflow.session.test_equal import TOPICS, everything
 from weft import ops
-from weft.abi.errors import EngineDead, NotSettable, NoValue, Unsupported
+from weft.abi.errors import EngineDead, InvalidRequest, NotSettable, NoValue, Unsupported
 from weft.config import EngineConfig, WorkflowsConfig
 from weft.engine.inline import InlineEngine
 from weft.llm import LLM
@@ -134,7 +134,7 @@ def test_values_from_outside(server: RunningServer) -> None:
             decision.set(1)
         with pytest.raises(NotSettable, match="text_1 is computed"):
             answer.set(1)
-        with pytest.raises(NotSettable, match="is not JSON"):
+        with pytest.raises(InvalidRequest, match="is not JSON"):
             never.set(object())
     assert answer.get() == "said null"
     with pytest.raises(NoValue, match=r"never has no value: the session was closed"):

@@ -130,7 +130,7 @@ class Variable:
 
     def set(self, value: Any) -> None:
         """Give a variable of `ops.external` its value, any JSON. Raises `NotSettable` for other variables and for one
-        that has a value."""
+        that has a value, `InvalidRequest` for a value that is not JSON, is too large or does not follow its schema."""
         self._values().set(self._reference, value)
 
     def _values(self) -> Values:

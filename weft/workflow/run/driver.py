@@ -22,7 +22,13 @@ from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import NOTHING_KNOWN, BoundsCalls, KnowsTokens, ModelBackend
 from weft.workflow.run.calls import CallTimes, ModelAnswer, PromptFound
 from weft.workflow.run.feed import RunFeed
-from weft.workflow.run.functions import FUNCTION_TIMEOUT_S, called_function, checked_value, time_limit
+from weft.workflow.run.functions import (
+    FUNCTION_TIMEOUT_S,
+    called_function,
+    checked_value,
+    no_value_within,
+    time_limit,
+)
 from weft.workflow.run.instructions import (
     AwaitExternal,
     CallFunction,
@@ -40,6 +46,7 @@ from weft.workflow.run.keeper import KeepsPrefixes, PrefixKeeper
 from weft.workflow.run.known_statistics import KnownStatistics
 from weft.workflow.run.planning import RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
+from weft.workflow.run.slots import RowSlots
 from weft.workflow.run.state import RunState
 
 
@@ -53,7 +60,7 @@ class Concurrency(NamedTuple):
     waiting_calls: int = 10
     """Of those, calls that an engine has not begun: few, so that the order of the plan is the engine's order."""
     functions: int = 16
-    """Functions and programs."""
+    """Functions and programs, those of the earliest rows first."""
 
     def on(self, num_engines: int) -> Concurrency:
         """The calls of all engines of a model together."""
@@ -123,7 +130,7 @@ class Driver:
         self._at_once = (concurrency or Concurrency()).on(1 if planner is None else planner.num_engines)
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
-        self._functions = asyncio.Semaphore(self._at_once.functions)
+        self._functions = RowSlots(self._at_once.functions)
         self._counting = asyncio.Semaphore(self._at_once.functions)
         self._num_calls = 0
         self._num_waiting = 0
@@ -341,7 +348,7 @@ class Driver:
             case CallFunction(node=node, args=args):
                 if node.source is not None and services.source is None:
                     raise Unsupported("functions with source are supported on a server of Weft only")
-                async with self._functions:
+                async with self._functions.of(instruction.task.row):
                     if node.source is not None and services.source is not None:
                         return checked_value(await services.source(instruction))
                     if services.elsewhere is not None and node.name not in services.functions:
@@ -351,12 +358,12 @@ class Driver:
             case RunProgram(node=node):
                 if services.program is None:
                     raise Unsupported(f"programs run on servers of Weft only: there {node.program!r} can run")
-                async with self._functions:
+                async with self._functions.of(instruction.task.row):
                     return checked_value(await services.program(instruction))
             case AwaitExternal(node=node):
                 if services.external is None:
                     raise Unsupported(f"nothing can set {node.id!r} here: pass external=, or run it on a server")
-                async with time_limit(node.timeout_s, f"no value came within {node.timeout_s or 0:g} s"):
+                async with time_limit(node.timeout_s, no_value_within(node.timeout_s)):
                     return checked_value(await services.external(instruction))
 
 

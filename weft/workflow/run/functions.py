@@ -111,6 +111,11 @@ async def time_limit(seconds: float | None, message: str) -> AsyncIterator[None]
         raise
 
 
+def no_value_within(seconds: float | None) -> str:
+    """Why a row fails whose value from outside did not come in time."""
+    return f"no value came within {seconds or 0:g} s"
+
+
 def checked_value(value: Any) -> Any:
     """A value as plain JSON. Raises `RowError` for what is none, or is too large."""
     try:

@@ -50,6 +50,8 @@ MAX_UNWRITTEN = 64
 """Results that are not committed yet, after which no further row ends."""
 MAX_UNWRITTEN_BYTES = 16 << 20
 """The same in bytes; results are written in their order."""
+PROGRESS_S = 0.25
+"""Between two looks at what calls have done since."""
 MAX_OPEN_NODES = 200_000
 """Nodes of all rows of a run that are in progress; one row always is."""
 MAX_OPEN_BYTES = 64 << 20
@@ -125,7 +127,9 @@ class RunExecution:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._confirm(prepared.state))
+                progress = group.create_task(self._tell_progress(prepared.state))
                 await self._drive(prepared)
+                progress.cancel()
                 await self._unwritten.put(None)
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
@@ -237,6 +241,13 @@ class RunExecution:
         before = self._run.record.counts
         counts = state.counts._replace(rows=before.rows + ended, failed_rows=before.failed_rows + failed)
         self._run.update(counts=counts, ended_counts=state.ended_counts)
+
+    async def _tell_progress(self, state: RunState) -> None:
+        """Between results too: a row may take long."""
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            if state.counts.by_node != self._run.record.counts.by_node:
+                self._count(state)
 
     async def _confirm(self, state: RunState) -> None:
         """Wait for each result to be committed, then let it be read. Raises `StorageFailed`."""

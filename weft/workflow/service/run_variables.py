@@ -10,8 +10,7 @@ import asyncio
 import hashlib
 import itertools
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,14 +21,12 @@ from weft.store.workflow_variables import WorkflowVariableTable
 from weft.threads import FairThreads
 from weft.workflow.graph.schema_check import schema_mistake
 from weft.workflow.graph.values import TOO_DEEP, is_too_deep
-from weft.workflow.run.functions import MAX_VALUE_BYTES
+from weft.workflow.run.functions import MAX_VALUE_BYTES, no_value_within, time_limit
 from weft.workflow.run.instructions import AwaitExternal, CallFunction, TaskName
 from weft.workflow.service.live_run import RunWait, WorkflowRun
 
 PREFIX = "wvar-"
 """Of the ids of these variables."""
-MAX_HELD_BYTES = 256 << 20
-"""Values of rows in progress that a run was given."""
 
 
 class VariableAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,16 +45,6 @@ class _Waiting(NamedTuple):
     answer: asyncio.Future[VariableAnswer]
 
 
-class _RowState:
-    """A row in progress."""
-
-    def __init__(self) -> None:
-        self.attempts: dict[TaskName, int] = {}
-        """The next number of each task that has asked for a value."""
-        self.num_bytes = 0
-        """Of the values that it was given."""
-
-
 class WaitingVariables:
     """The variables that runs of this server wait for, by id. Used from one event loop."""
 
@@ -65,11 +52,14 @@ class WaitingVariables:
         self.table = table
         self._threads = threads
         self.by_id: dict[str, _Waiting] = {}
+        self.is_ending: Callable[[str], bool] = lambda run: False
+        """Whether a run of this server is over, though the store may not know it yet."""
         self._setting: set[asyncio.Task[None]] = set()
 
     async def set(self, tenant: str, id: str, answer: VariableAnswer) -> None:
         """Set a variable, once. Raises `UnknownVariable`, `NotSettable` for the second time, `NoValue` if nothing waits
-        for it any more, `InvalidRequest` for a value that does not follow its schema, `Overloaded`, `StorageFailed`."""
+        for it any more, `Overloaded` if nothing waits for it yet after an interruption, `InvalidRequest` for a value
+        that does not follow its schema, `StorageFailed`."""
         # A client that disconnects must not stop this between the store and the run: the run would wait for ever.
         task = asyncio.get_running_loop().create_task(self._set(tenant, id, answer))
         self._setting.add(task)
@@ -85,15 +75,17 @@ class WaitingVariables:
             encoded = await self._threads.run(partial(_encoded, waiting.wait, answer), tenant=tenant)
         # Its row may have ended meanwhile.
         if waiting is None or self.by_id.get(id) is not waiting:
-            is_set = await asyncio.to_thread(self.table.is_set, tenant, id)
-            if is_set is None:
+            known = await asyncio.to_thread(self.table.find, tenant, id)
+            if known is None:
                 raise UnknownVariable(f"There is no variable {id[:200]!r}.", "variable")
-            if is_set:
+            if known.is_set:
                 raise _already_set(id)
-            raise NoValue(f"Nothing waits for {id}: its row or its run has ended.", "variable")
-        with waiting.owner.held(waiting.wait.row, len(encoded)):
-            if not await asyncio.to_thread(self.table.set, tenant, id, encoded):
-                raise _already_set(id)
+            if known.is_over or self.is_ending(known.run):
+                raise NoValue(f"Nothing waits for {id}: its row or its run has ended.", "variable")
+            # A server that has started again waits for its engines, and then comes to the node again.
+            raise Overloaded(f"The run of {id} was interrupted and has not come to it again yet: send it again.")
+        if not await asyncio.to_thread(self.table.set, tenant, id, encoded):
+            raise _already_set(id)
         if not waiting.answer.done():
             waiting.answer.set_result(answer)
 
@@ -104,8 +96,8 @@ class RunVariables:
     def __init__(self, run: WorkflowRun, waiting: WaitingVariables):
         self._run = run
         self._waiting = waiting
-        self._rows: dict[int, _RowState] = {}
-        """Rows in progress that have asked for a value."""
+        self._attempts: dict[int, dict[TaskName, int]] = {}
+        """Of rows in progress, the next number of each task that has asked for a value."""
         self._numbers = itertools.count(1)
 
     @property
@@ -114,7 +106,7 @@ class RunVariables:
         return self._run.record.tenant
 
     async def external(self, asked: AwaitExternal) -> Any:
-        """Wait for the value of an `external` node. Raises what it was set to, and `TimeoutError`."""
+        """Wait for the value of an `external` node. Raises what it was set to, and `RowError` if it came too late."""
         node = asked.node
         return await self._value(asked.task, schema=node.schema, timeout_s=node.timeout_s)
 
@@ -124,28 +116,7 @@ class RunVariables:
 
     def row_ended(self, row: int) -> None:
         """The values of a row are needed no longer."""
-        self._rows.pop(row, None)
-
-    @contextmanager
-    def held(self, row: int, size: int) -> Iterator[None]:
-        """Count the `size` bytes of a value until its row ends; not at all if the block raises. Raises `Overloaded`
-        where values of rows in progress would exceed `MAX_HELD_BYTES`."""
-        held = sum(state.num_bytes for state in self._rows.values())
-        if held + size > MAX_HELD_BYTES:
-            raise Overloaded(
-                f"Rows in progress of this run hold values of {held:,} bytes; try again when some have ended."
-            )
-        # Counted before it is stored, because other values come meanwhile.
-        state = self._row(row)
-        state.num_bytes += size
-        try:
-            yield
-        except BaseException:
-            state.num_bytes -= size
-            raise
-
-    def _row(self, row: int) -> _RowState:
-        return self._rows.setdefault(row, _RowState())
+        self._attempts.pop(row, None)
 
     async def _value(
         self,
@@ -157,7 +128,7 @@ class RunVariables:
         timeout_s: float | None = None,
     ) -> Any:
         table, run = self._waiting.table, self._run.id
-        attempts = self._row(task.row).attempts
+        attempts = self._attempts.setdefault(task.row, {})
         attempt = attempts.get(task)
         if attempt is None:
             attempt = max(await asyncio.to_thread(table.latest_attempt, run, *task), 1)
@@ -177,20 +148,21 @@ class RunVariables:
                 since_s=known.asked_s,
                 until_s=until_s,
             )
-            answer = await self._answer(wait)
+            answer = await self._answer(wait, no_value_within(timeout_s))
         else:
             answer = msgspec.json.decode(known.answer, type=VariableAnswer)
         if answer.error is not None:
             raise from_kind(answer.kind, answer.error)
         return answer.value
 
-    async def _answer(self, wait: RunWait) -> VariableAnswer:
+    async def _answer(self, wait: RunWait, too_late: str) -> VariableAnswer:
         future: asyncio.Future[VariableAnswer] = asyncio.get_running_loop().create_future()
         self._waiting.by_id[wait.id] = _Waiting(self, wait, future)
         self._run.waits[wait.id] = wait
         self._run.notify()
         try:
-            async with asyncio.timeout(None if wait.until_s is None else max(wait.until_s - time.time(), 0.0)):
+            left_s = None if wait.until_s is None else max(wait.until_s - time.time(), 0.0)
+            async with time_limit(left_s, too_late):
                 return await future
         finally:
             del self._waiting.by_id[wait.id], self._run.waits[wait.id]

@@ -103,6 +103,7 @@ class WorkflowRuns:
         self._closing = False
         self._begun = asyncio.Event()
         """Set once runs of servers that are gone are taken over, or cannot be."""
+        tables.variables.is_ending = lambda run: run in self._cancelled or run in self._unstored
         self.programs: ProgramRunner = NoPrograms()
         """Runs programs and sources of nodes."""
         self.totals = WorkflowTotals()

@@ -271,7 +271,7 @@ class SessionService:
         """End a session: what is in progress is cancelled. Raises `NoValue` where there is none."""
         if (tenant, session_id) not in self._sessions:
             raise NoValue(f"There is no session {session_id[:200]!r}.", "session")
-        await self._end((tenant, session_id), "the session was ended before it was computed")
+        await self._end((tenant, session_id), "the session was ended")
 
     async def idle(self) -> None:
         """Wait until no client waits for a value."""
@@ -282,7 +282,7 @@ class SessionService:
     async def close(self) -> None:
         """End all sessions; requests that wait for their values get `NoValue`."""
         for key in list(self._sessions):
-            await self._end(key, "the server shut down before it was computed")
+            await self._end(key, "the server shut down")
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _of(self, tenant: str) -> Iterable[ServedSession]:

@@ -109,7 +109,8 @@ class RemoteSession:
         return self.value_now(reference)
 
     async def put(self, reference: Reference, value: Any) -> None:
-        """Give a value from outside. Raises `NotSettable` and `NoValue`."""
+        """Give a value from outside. Raises `NotSettable`, `NoValue`, and `InvalidRequest` for a value that it cannot
+        have."""
         if reference.path:
             raise NotSettable(f"{reference} is a part of a value: set {reference.name}", str(reference))
         if reference.name in self._called:
@@ -117,7 +118,7 @@ class RemoteSession:
         try:
             given = checked_value(value)
         except RowError as error:
-            raise NotSettable(f"{reference}: {error.message}", str(reference)) from None
+            raise InvalidRequest(f"{reference}: {error.message}", "value") from None
         await self._put(reference.name, {"value": given})
 
     async def wait(self) -> None:

@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-from weft.abi.errors import NotSettable, NoValue
+from weft.abi.errors import InvalidRequest, NotSettable, NoValue
 from weft.workflow.actuals import RunCounts
 from weft.workflow.criteria import Criterion
 from weft.workflow.graph.nodes import AnyNode, ExternalNode
@@ -101,8 +101,9 @@ class SessionRun:
         return self.value_now(reference)
 
     async def put(self, reference: Reference, value: Any) -> None:
-        """Give a value from outside. Raises `NotSettable` where the variable is computed or has ended and for what is
-        not JSON or is too large, and `NoValue` where there is no such variable or the session is over."""
+        """Give a value from outside. Raises `NotSettable` where the variable is computed or has ended, `InvalidRequest`
+        for what is not JSON, is too large or does not follow its schema, and `NoValue` where there is no such variable
+        or the session is over."""
         self._to_set(reference)
         # On a thread: the check of a large value against its schema may take seconds.
         checked = await self._beside(partial(self._checked, reference, value))
@@ -112,11 +113,11 @@ class SessionRun:
         try:
             checked = checked_value(value)
         except RowError as error:
-            raise NotSettable(f"{reference}: {error.message}", str(reference)) from None
+            raise InvalidRequest(f"{reference}: {error.message}", "value") from None
         schema = self._schemas.get(reference.name)
         mistake = None if schema is None else schema_mistake(schema, checked)
         if mistake is not None:
-            raise NotSettable(f"{reference} does not follow its schema: {mistake}", str(reference))
+            raise InvalidRequest(f"{reference} does not follow its schema: {mistake}", "value")
         return checked
 
     def fail(self, reference: Reference, message: str) -> None:
