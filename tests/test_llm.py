@@ -318,3 +318,14 @@ def test_a_prompt_alone_can_be_scored(tiny: LLM):
     assert result.token_ids == []
     assert result.prompt_logprobs[0] is None
     assert all(one.logprob <= 0 for one in result.prompt_logprobs[1:])
+
+
+@pytest.mark.parametrize("length", [16, 17, 33])
+def test_a_prompt_alone_whose_kv_is_there_ends(tiny: LLM, length: int):
+    prompt = list(range(40, 40 + length))
+    [first] = tiny.generate([prompt], temperature=0, max_tokens=2)
+    before, again = (tiny.generate([prompt[: length - 1], prompt, prompt], max_tokens=0) for _ in range(2))
+    for result in before + again:
+        assert result.token_ids == []
+    assert [result.num_cached_tokens for result in again] == [length - 2, length - 1, length - 1]  # the last has none
+    assert tiny.generate([prompt], temperature=0, max_tokens=2)[0].token_ids == first.token_ids

@@ -142,6 +142,14 @@ class Driver:
         )
         return number
 
+    def report(self, number: int, tokens: list[int]) -> None:
+        """Append tokens and be told of the end."""
+        op, sequence = next(self.numbers), self.sequences[number]
+        sequence.tokens += tokens
+        sequence.active = op
+        self.operations[op] = Operation(number, list(sequence.tokens), 0, 0, False)
+        self.send(wire.Append(seq=number, op=op, tokens=pack_tokens(tokens), outputs=wire.PromptOutputs()))
+
     def generate(self, number: int, limit: int, *, eos: bool = True, seed: int | None = None) -> int:
         op = next(self.numbers)
         sequence = self.sequences[number]

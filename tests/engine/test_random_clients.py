@@ -21,11 +21,16 @@ def act(driver: Driver) -> None:
         for each in (number, *children):
             if random.random() < 0.9:
                 driver.generate(each, random.randrange(1, 60))
+            else:
+                driver.report(each, driver.text(20))
     elif choice < 0.4 and resting:
         number = random.choice(resting)
         tokens = driver.text(40)
-        driver.sequences[number].tokens += tokens
-        driver.send(wire.Append(seq=number, op=next(driver.numbers), tokens=pack_tokens(tokens)))
+        if random.random() < 0.5:
+            driver.report(number, tokens)
+        else:
+            driver.sequences[number].tokens += tokens
+            driver.send(wire.Append(seq=number, op=next(driver.numbers), tokens=pack_tokens(tokens)))
     elif choice < 0.55 and resting:
         driver.generate(random.choice(resting), random.randrange(1, 40))
     elif choice < 0.6 and resting:

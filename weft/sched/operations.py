@@ -35,7 +35,8 @@ def advance(state: SchedulerState, sequence: Sequence, now: float) -> None:
                 if op.outputs is None or not op.begun:
                     _begin_append(state, sequence, op, now)
                 if sequence.ops and sequence.ops[0] is op:
-                    if sequence.num_written < sequence.target:
+                    done = sequence.num_written if op.reads_results else sequence.num_computed
+                    if done < sequence.target:
                         break
                     finish_append(state, sequence, op, now)
                     is_placed = True

@@ -18,7 +18,7 @@ from weft.sched.batch import StepBuilder
 from weft.sched.config import prompt_budget
 from weft.sched.in_flight import InFlight
 from weft.sched.masks import mask_at, next_start
-from weft.sched.operations import tell_start
+from weft.sched.operations import advance, tell_start
 from weft.sched.outputs import sampling_state
 from weft.sched.sequence import AppendOp, GenerateOp, Sequence, SequenceState
 from weft.sched.service_classes import LATENCY
@@ -245,6 +245,7 @@ class StepPlanner:
             else:
                 self._sequences.rewind(child, now)
                 self._sequences.enqueue_or_idle(child, now)
+                advance(self._state, child, now)
         parent.pending_forks = staying
         return sampling
 
@@ -298,8 +299,9 @@ class StepPlanner:
                 break
             if sequence.has_work:
                 self._add_chunk(builder, sequence, now)
-            else:  # all that was to be computed ahead was found
+            else:  # all that was to be computed was found
                 self._sequences.stop_running(sequence)
                 self._sequences.enqueue_or_idle(sequence, now)
+                advance(self._state, sequence, now)
         for sequence in later:
             self._sequences.queue.push(sequence)

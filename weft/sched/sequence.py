@@ -111,10 +111,14 @@ class AppendOp:
     dist: Dists | None = None
     needs_last: bool = field(init=False)
     """Whether the last token has to be computed as well."""
+    reads_results: bool = field(init=False)
+    """Whether what it reports is computed. Else its KV may be all there already, or be what a step in flight writes for
+    another sequence, and no step would end it."""
 
     def __post_init__(self) -> None:
         outputs = self.outputs
         self.needs_last = outputs is not None and (outputs.hidden is not None or outputs.dist is not None)
+        self.reads_results = self.needs_last or (outputs is not None and outputs.logprobs is not None)
 
 
 @dataclass(slots=True)
