@@ -100,8 +100,9 @@ def test_commands(capsys, tmp_path):
 
 
 def test_save_says_why_it_cannot(capsys):
-    play(Script(), "/save", "/save /no/such/folder/x")
+    play(Script(), "/save", "/save /no/such/folder/x", "/save ~no-such-user/x")
     err = capsys.readouterr().err
+    assert "~no-such-user/x: Could not determine home directory" in err
     assert "needs a file name" in err
     assert "cannot be written: No such file" in err
 

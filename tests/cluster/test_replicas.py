@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from weft.abi.errors import EngineDead
+from weft.cluster import replicas
 from weft.cluster.replicas import ReplicaSet
 from weft.core.wire import Sessions
 from weft.testing.fake_engine import FakeEngine
@@ -17,6 +18,25 @@ class DyingEngine(FakeEngine):
 
     async def sessions(self, tenant: str, limit: int) -> Sessions:
         raise EngineDead("the engine died")
+
+
+class StuckEngine(FakeEngine):
+    """Is ready, and answers nothing."""
+
+    async def sessions(self, tenant: str, limit: int) -> Sessions:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_an_engine_that_is_stuck_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "ANSWER_TIMEOUT_S", 0.01)
+
+    async def ask() -> None:
+        assert (await ReplicaSet([StuckEngine(), FakeEngine()]).sessions("", 10)).total == 0
+        with pytest.raises(EngineDead, match=r"no answer within 0\.01 s"):
+            await ReplicaSet([StuckEngine()]).sessions("", 10)
+
+    asyncio.run(ask())
 
 
 def test_sessions_of_the_engines_that_answer() -> None:

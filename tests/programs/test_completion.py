@@ -260,7 +260,7 @@ def test_failures_release_everything() -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"sampling": SamplingParams(top_p=2)}, "top_p"),
         ({"stop": StopParams(stop=[b""])}, "stop"),
-        ({"prompt_logprobs": 10**6}, "logprobs"),
+        ({"prompt_logprobs": 10**6}, "prompt_logprobs"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_opened(fields: dict, param: str) -> None:

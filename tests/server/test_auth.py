@@ -10,7 +10,8 @@ import pytest
 from tests.server.conftest import RunningServer, running
 from weft.abi.errors import ConfigError
 from weft.endpoints.record import namespace_of
-from weft.server.auth import OPEN_PATHS, find_tenant, parse_keys
+from weft.server.api_keys import find_tenant, parse_keys
+from weft.server.auth import OPEN_PATHS
 
 HEADERS = {"authorization": "Bearer key-of-alice"}
 
@@ -144,7 +145,9 @@ def test_tenants_and_salts_have_namespaces_of_their_own(guarded: RunningServer) 
 def test_keys_are_compared_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = parse_keys(["a=1", "b=2", "c=3"])
     compared = []
-    monkeypatch.setattr("weft.server.auth.hmac.compare_digest", lambda x, y: compared.append(x) is not None or x == y)
+    monkeypatch.setattr(
+        "weft.server.api_keys.hmac.compare_digest", lambda x, y: compared.append(x) is not None or x == y
+    )
     assert find_tenant(keys, b"1") == "a"
     assert len(compared) == 3
 

@@ -20,6 +20,8 @@ from weft.server.logs import configure_logging
 HUGE = 2**70
 RAW = "from weft.sdk.channel import current\nfrom weft.abi.operations import Op\n"
 
+JSON = {"content-type": "application/json"}
+
 
 @pytest.fixture
 def server() -> Iterator[RunningServer]:
@@ -42,6 +44,22 @@ def test_numbers_that_no_message_can_carry_are_refused(server: RunningServer, fi
     body = {"prompt": "Hello", field: value}
     response = server.post("/v1/completions", {"max_tokens": 2, **body})
     assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [(rb"cut \ud83d", rb"\ud83d"), (rb"\uDE00 cut", rb"\uDE00"), (rb"\ud83d\ude00 \uD83D.", rb"\uD83D")],
+)
+def test_half_a_character_is_named_with_its_place(server: RunningServer, text: bytes, half: bytes) -> None:
+    body = b'{"prompt": "%s"}' % text
+    answer = server.http().post("/v1/completions", content=body, headers=JSON)
+    assert answer.status_code == 400
+    assert f"half a character, {half.decode()} at byte {body.rindex(half)}, a" in answer.json()["error"]["message"]
+
+
+def test_a_body_that_is_cut_is_called_so(server: RunningServer) -> None:
+    answer = server.http().post("/v1/completions", content=rb'{"prompt": "\ud83d\ude00', headers=JSON)
+    assert "truncated" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

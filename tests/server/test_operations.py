@@ -169,6 +169,8 @@ def test_traces() -> None:
         whats = [span["what"] for span in trace["spans"]]
         assert whats == ["received", "read", "tokenized", "first_token", "answered", "scheduled"]
         assert trace["spans"][-1] == {"what": "scheduled", "at_s": 1.5, "source": "engine", "detail": 3}
+        same_id = {"authorization": "Bearer a", "x-request-id": "r1"}
+        assert [server.http().get("/v1/traces/r1", headers=same_id).json() for _ in range(2)] == [trace, trace]
         other = server.http().get("/v1/traces/r1", headers={"authorization": "Bearer b"})
         assert (other.status_code, other.json()["error"]["code"]) == (404, "trace_not_found")
 

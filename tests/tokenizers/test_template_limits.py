@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from weft.abi.errors import InvalidRequest
+from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.tokenizers.chat_template import ChatTemplate
 from weft.tokenizers.limits import MAX_TEMPLATE_CHARS, TemplateBudget, TemplateLimit
 
@@ -121,6 +121,15 @@ def test_nothing_leads_out_of_the_sandbox(escape: str) -> None:
         text = ""
     assert text == ""
     assert repr(TALK) == before
+
+
+def test_a_text_longer_than_any_context_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients shorten their history then, as for a context that is a little too long."""
+    for source in ("{{ messages[0].content }}", "{{ messages[0].content + messages[0].content }}"):
+        monkeypatch.setattr("weft.tokenizers.chat_template.MAX_OUTPUT_CHARS", 1000)
+        monkeypatch.setattr("weft.tokenizers.limits.MAX_OUTPUT_CHARS", 1500)
+        with pytest.raises(ContextTooLong, match="more of these messages than any context holds"):
+            ChatTemplate(source).render([{"role": "user", "content": "x" * 1001}])
 
 
 def test_long_templates_are_refused() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.abi.errors import WeftError
+from weft.abi.errors import ConfigError, WeftError
 from weft.cli.files import write_file
 from weft.cli.options import ENGINE_KEYS, Model, NamedModel, takes_settings
 from weft.cli.sampling_flags import MaxTokens, MinP, Seed, Stop, Temperature, TopK, TopP, given
@@ -191,7 +191,7 @@ class ChatSession:
         system = [{"role": "system", "content": self._system}] if self._system else []
         content = {"model": self._talker.name, "messages": [*system, *self.messages]}
         try:
-            write_file(Path(rest).expanduser(), json.dumps(content, indent=2) + "\n")
+            write_file(_expanded(rest), json.dumps(content, indent=2) + "\n")
         except WeftError as error:
             if not self._interactive:
                 raise
@@ -224,3 +224,11 @@ def _history(interactive: bool) -> Iterator[None]:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             readline.write_history_file(file)
+
+
+def _expanded(path: str) -> Path:
+    """A path with `~` for a home directory. Raises `ConfigError` where there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: {error}") from None

@@ -20,6 +20,9 @@ from weft.core.objectives import Objective
 from weft.core.wire import EngineInfo, Sessions
 from weft.engine.client import EngineClient
 
+ANSWER_TIMEOUT_S = 5.0
+"""For an engine to list sequences; it answers between two steps."""
+
 _UNKNOWN = EngineView(False, 0, 1, 0, 16, None)
 """An engine that has not answered yet."""
 
@@ -78,11 +81,10 @@ class ReplicaSet:
         return infos[0]
 
     async def sessions(self, tenant: str, limit: int) -> Sessions:
-        """Up to `limit` sequences of a tenant from each engine that answers, which wait longest there. Raises
-        `EngineDead` where none answers."""
+        """Up to `limit` sequences of a tenant from each engine that answers within `ANSWER_TIMEOUT_S`, which wait
+        longest there. Raises `EngineDead` where none answers."""
         answering = [engine for engine in self.engines if engine.ready] or self.engines[:1]
-        asked = (engine.sessions(tenant, limit) for engine in answering)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*(_asked(engine, tenant, limit) for engine in answering), return_exceptions=True)
         found = [answer for answer in answers if isinstance(answer, Sessions)]
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         unexpected = [error for error in errors if not isinstance(error, EngineDead)]
@@ -136,3 +138,12 @@ def _view(engine: EngineClient) -> EngineView:
     return EngineView(
         engine.ready, info.pid, info.max_running, num_pages, info.page_size, info.forward, info.held_factor
     )
+
+
+async def _asked(engine: EngineClient, tenant: str, limit: int) -> Sessions:
+    """The sequences of one engine. Raises `EngineDead`, also where it does not answer in time."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await engine.sessions(tenant, limit)
+    except TimeoutError:
+        raise EngineDead(f"the engine gave no answer within {ANSWER_TIMEOUT_S:g} s") from None

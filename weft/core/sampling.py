@@ -116,6 +116,12 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         _check_tokens("stop_token_ids", self.stop_token_ids, vocab_size)
 
 
+def check_logprobs(count: int | None, field: str) -> None:
+    """Raise `InvalidRequest`, naming the field, for more log-probabilities than there are, or fewer than none."""
+    if count is not None and not 0 <= count <= MAX_LOGPROBS:
+        raise InvalidRequest(f"{field} must be between 0 and {MAX_LOGPROBS}, got {count}", field)
+
+
 def check_together(sampling: SamplingParams, stop: StopParams, eos_ids: Sequence[int]) -> None:
     """Raise `InvalidRequest`, naming the fields, where `allowed_token_ids` allows only tokens that others forbid."""
     if sampling.allowed_token_ids is None:

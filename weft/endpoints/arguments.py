@@ -7,7 +7,7 @@ import secrets
 from weft.abi.errors import InvalidRequest
 from weft.abi.parameters import SAMPLING
 from weft.core.ids import unpack_tokens
-from weft.core.sampling import MAX_BAD_WORDS, MAX_STOP_BYTES, SamplingParams, StopParams
+from weft.core.sampling import MAX_BAD_WORDS, MAX_STOP_BYTES, SamplingParams, StopParams, check_logprobs
 from weft.endpoints.models import ActiveModel
 from weft.endpoints.schemas.common import GenerationRequest
 from weft.programs.types import CompletionArgs
@@ -33,8 +33,7 @@ def completion_args(
     vocab_size = model.engine.info.vocab_size
     stop = _stop(request, max_tokens)
     stop.validate(vocab_size)
-    if prompt_logprobs is not None:
-        SamplingParams(logprobs=prompt_logprobs).validate(vocab_size)
+    check_logprobs(prompt_logprobs, "prompt_logprobs")
     bad_words = _bad_words(request.bad_words, model.tokenizer)
     args: list[CompletionArgs] = []
     for prompt in prompts:

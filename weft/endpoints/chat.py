@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from weft.core.ids import unpack_tokens
+from weft.core.sampling import check_logprobs
 from weft.core.waits import WaitKind
 from weft.endpoints.answer_plan import AnswerForm, answer_plan
 from weft.endpoints.answers import Reading, ToolsCalled, read_answer
@@ -123,6 +124,7 @@ def _args(
 
 def _check(body: ChatRequest) -> None:
     require(body.logprobs or body.top_logprobs is None, "top_logprobs needs logprobs to be true.", "top_logprobs")
+    check_logprobs(body.top_logprobs, "top_logprobs")
     require(
         not (body.stream and body.prompt_logprobs is not None),
         "prompt_logprobs cannot be streamed; leave out stream.",

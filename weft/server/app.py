@@ -17,7 +17,8 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.config import ServerConfig
-from weft.server.auth import AuthMiddleware, parse_keys
+from weft.server.api_keys import parse_keys
+from weft.server.auth import AuthMiddleware
 from weft.server.limits import AdmissionMiddleware
 from weft.server.origins import HostMiddleware
 from weft.server.request_log import RequestMiddleware

@@ -7,62 +7,17 @@ so that timing reveals neither a key nor a near match.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
-from typing import NamedTuple
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weft.abi.errors import ConfigError
+from weft.server.api_keys import ApiKey, find_tenant
 from weft.server.errors import HttpProblem
 from weft.server.record import record_in
 
 OPEN_PATHS = frozenset({"/", "/docs", "/health", "/openapi.json", "/ready", "/version"})
 """Paths answered without a key: probes of load balancers, and documentation, which has no secrets. `/metrics` needs a
 key, because it shows the server's activity."""
-
-_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}\Z")
-
-
-class ApiKey(NamedTuple):
-    """The digest of a key, and the tenant that the key identifies."""
-
-    digest: bytes
-    tenant: str
-
-
-def parse_keys(entries: list[str]) -> list[ApiKey]:
-    """Parse entries of the form `name=key` or `key`. Keys may share a name, for rotation; a key has only one name.
-
-    Raises `ConfigError` without repeating a key.
-    """
-    keys: dict[bytes, str] = {}
-    for position, entry in enumerate(entries, 1):
-        name, equals, key = entry.partition("=")
-        if not equals:
-            name, key = "", entry
-        elif not _NAME.match(name):
-            raise ConfigError(f"api_keys entry {position}: a name has 1 to 64 of A-Z a-z 0-9 . _ @ - before '='")
-        if not key.strip("= \t"):
-            raise ConfigError(f"api_keys entry {position} has no key; a key that contains '=' is written name=key")
-        digest = _digest(key.encode())
-        tenant = name or "key-" + digest.hex()[:12]
-        if keys.get(digest, tenant) != tenant:
-            raise ConfigError(f"api_keys entry {position}: the same key is given to {keys[digest]!r} and {tenant!r}")
-        keys[digest] = tenant
-    return [ApiKey(digest, tenant) for digest, tenant in keys.items()]
-
-
-def find_tenant(keys: list[ApiKey], presented: bytes) -> str | None:
-    """The tenant of a presented key. Compares every key, also after a match."""
-    digest = _digest(presented)
-    found = None
-    for key in keys:
-        if hmac.compare_digest(key.digest, digest):
-            found = key.tenant
-    return found
 
 
 class AuthMiddleware:
@@ -97,7 +52,3 @@ def _presented(scope: Scope) -> bytes:
         return b""
     scheme, _, key = values[0].partition(b" ")
     return bytes(key.strip()) if scheme.lower() == b"bearer" else b""
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

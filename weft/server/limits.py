@@ -34,6 +34,11 @@ MIN_BODY_RATE = 512
 
 _RUN_CONTROL = re.compile(r"/v1/runs/[^/]+(/messages|/cancel)?\Z")
 
+_LONE_SURROGATE = re.compile(
+    rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)(?<!\\)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+"""The escape of half a pair of UTF-16, which no other half follows or precedes."""
+
 
 class AdmissionMiddleware:
     """Refuses requests while the server drains or is at its limit; paths of operators are always answered."""
@@ -138,5 +143,10 @@ def decode(body: bytes) -> Any:
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # The wording is general because the decoder reports a lone surrogate as truncation.
+        lone = _LONE_SURROGATE.search(body)
+        if lone is not None:  # the decoder reports it as truncation
+            raise InvalidRequest(
+                f"The body is not valid JSON: it has half a character, {lone[0].decode()} at byte {lone.start()}, a "
+                "surrogate without the other one of its pair."
+            ) from None
         raise InvalidRequest(f"The body is not valid JSON in UTF-8: {error}.") from None

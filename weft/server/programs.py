@@ -36,7 +36,7 @@ from weft.programs.run.runs import Run, RunSpec
 from weft.programs.run_records import RunRecords
 from weft.programs.sandbox.checker import CodeChecker, check_now
 from weft.programs.types import Caller
-from weft.server.auth import parse_keys
+from weft.server.api_keys import parse_keys
 from weft.store.database import Database
 from weft.store.programs import ProgramKind, ProgramVersion
 from weft.store.values import MemoryValueStore

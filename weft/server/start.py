@@ -18,6 +18,7 @@ from weft.abi.errors import ConfigError
 from weft.config import Config, ServerConfig
 from weft.engine.supervisor import ProcessEngine, Progress
 from weft.loop_thread import ThreadPerCall
+from weft.server.api_keys import parse_keys
 from weft.server.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def serve(configs: Sequence[Config], progress: ProgressOf | None = None) -> None
     """
     configure_logging(configs[0].server)
     check_tls(configs[0].server)
+    parse_keys(configs[0].server.api_keys)  # before an engine loads a model
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(configs, progress))
 

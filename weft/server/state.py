@@ -16,7 +16,7 @@ from weft.config import ServerConfig
 from weft.endpoints.dialect import dialect_of
 from weft.endpoints.models import ActiveModel, Models, ServedModel
 from weft.metrics import FrontMetrics
-from weft.server.auth import parse_keys
+from weft.server.api_keys import parse_keys
 from weft.server.bodies import BodyBudget
 from weft.server.places import Places
 from weft.server.programs import ServedPrograms, inline_programs

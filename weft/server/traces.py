@@ -15,7 +15,7 @@ MAX_SPANS = 512
 
 @dataclass(slots=True)
 class _Kept:
-    request_id: str
+    record: Record
     engine: list[TraceSpan] = field(default_factory=list)
     front: list[tuple[str, float]] = field(default_factory=list)
 
@@ -30,7 +30,7 @@ class Traces:
     def begin(self, record: Record) -> None:
         """Begin the trace of a request, and drop the oldest trace if there are too many."""
         if self.enabled:
-            self._kept[trace_id(record.tenant, record.request_id)] = _Kept(record.request_id)
+            self._kept[trace_id(record.tenant, record.request_id)] = _Kept(record)
             if len(self._kept) > MAX_TRACES:
                 self._kept.popitem(last=False)
 
@@ -41,7 +41,8 @@ class Traces:
 
     def finish(self, record: Record) -> None:
         """Add the front's spans of a request that has ended."""
-        if self.enabled and (kept := self._kept.get(trace_id(record.tenant, record.request_id))):
+        kept = self._kept.get(trace_id(record.tenant, record.request_id)) if self.enabled else None
+        if kept is not None and kept.record is record:
             kept.front = record.spans[:MAX_SPANS]
 
     def get(self, tenant: str, request_id: str) -> Trace | None:

@@ -13,8 +13,15 @@ from typing import Any
 
 import jinja2
 
-from weft.abi.errors import InvalidRequest
-from weft.tokenizers.limits import MAX_OUTPUT_CHARS, MAX_TEMPLATE_CHARS, TemplateBudget, TemplateLimit, budget
+from weft.abi.errors import ContextTooLong, InvalidRequest
+from weft.tokenizers.limits import (
+    MAX_OUTPUT_CHARS,
+    MAX_TEMPLATE_CHARS,
+    TemplateBudget,
+    TemplateLimit,
+    TextLimit,
+    budget,
+)
 from weft.tokenizers.template_env import TemplateEnvironment
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -90,10 +97,14 @@ class ChatTemplate:
                 for piece in self._compiled.generate(values):
                     num_chars += len(piece)
                     if num_chars > MAX_OUTPUT_CHARS:
-                        raise TemplateLimit(f"the prompt grows beyond {MAX_OUTPUT_CHARS:,} characters")
+                        raise TextLimit(f"the prompt grows beyond {MAX_OUTPUT_CHARS:,} characters")
                     pieces.append(piece)
         except InvalidRequest:
             raise
+        except TextLimit as error:
+            raise ContextTooLong(
+                f"the chat template makes more of these messages than any context holds: {error}", "messages"
+            ) from error
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the chat template refused the messages: {_say(error)}", "messages") from error
         # A template is a program: unexpected values may raise any Python exception.

@@ -41,6 +41,10 @@ class TemplateLimit(Exception):
     """A template exceeded a limit, which the message names."""
 
 
+class TextLimit(TemplateLimit):
+    """It made too long a text: no model has such a context."""
+
+
 class TemplateBudget:
     """The remaining steps of one rendering."""
 
@@ -111,7 +115,7 @@ def made(value: T) -> T:
 def check_size(chars: int) -> None:
     """Raise `TemplateLimit` for a value of too many characters."""
     if chars > MAX_OUTPUT_CHARS:
-        raise TemplateLimit(f"the template makes a text of more than {MAX_OUTPUT_CHARS:,} characters")
+        raise TextLimit(f"the template makes a text of more than {MAX_OUTPUT_CHARS:,} characters")
 
 
 def weigh(value: object) -> int:

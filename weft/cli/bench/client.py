@@ -211,5 +211,12 @@ async def _first_model(http: httpx.AsyncClient, timeout_s: float) -> str:
         response.raise_for_status()
         name: str = response.json()["data"][0]["id"]
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        if isinstance(error, httpx.HTTPStatusError):
+            status = error.response.status_code
+            if status in (401, 403):
+                raise WeftError(f"{http.base_url} wants another key: set WEFT_API_KEY or --api-key") from error
+            raise WeftError(
+                f"{http.base_url} does not list its models (status {status}), so name one with --model"
+            ) from error
         raise WeftError(f"{http.base_url} does not list its models, so name one with --model: {error}") from error
     return name

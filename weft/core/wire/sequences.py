@@ -9,7 +9,7 @@ import msgspec
 from weft.abi.errors import InvalidRequest
 from weft.core.grammar import Grammar
 from weft.core.objectives import Objective
-from weft.core.sampling import MAX_LOGPROBS, SamplingParams, StopParams
+from weft.core.sampling import SamplingParams, StopParams, check_logprobs
 from weft.core.wire.base import CommandBase
 
 MAX_DIST = 4096
@@ -46,8 +46,7 @@ class PromptOutputs(msgspec.Struct, frozen=True, array_like=True):
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, for what no engine reports."""
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(f"logprobs must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}", "logprobs")
+        check_logprobs(self.logprobs, "logprobs")
         if self.dist is not None and not 1 <= self.dist <= min(vocab_size, MAX_DIST):
             most = min(vocab_size, MAX_DIST)
             raise InvalidRequest(f"a distribution has between 1 and {most} tokens here, got {self.dist}", "dist")

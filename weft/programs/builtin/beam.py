@@ -14,7 +14,7 @@ import msgspec
 
 from weft.abi.errors import InvalidRequest
 from weft.core.ids import TOKEN_BYTES, pack_tokens
-from weft.core.sampling import MAX_LOGPROBS, StopParams
+from weft.core.sampling import StopParams, check_logprobs
 from weft.core.wire import MAX_DIST, EngineInfo, Finished, OperationUsage, PromptOutputs, Token, TokenLogprobs
 from weft.programs.builtin.choice import ChoiceText
 from weft.programs.builtin.completion import check_prompt, check_room
@@ -118,8 +118,7 @@ def check(args: BeamArgs, info: EngineInfo) -> None:
             f"got {args.length_penalty:g}",
             "length_penalty",
         )
-    if args.logprobs is not None and not 0 <= args.logprobs <= MAX_LOGPROBS:
-        raise InvalidRequest(f"logprobs must be between 0 and {MAX_LOGPROBS}, got {args.logprobs}", "logprobs")
+    check_logprobs(args.logprobs, "logprobs")
     stop = StopParams(max_tokens=args.max_tokens, min_tokens=args.min_tokens, stop_token_ids=list(args.stop_token_ids))
     stop.validate(info.vocab_size)
     if _rules(args, info).num_candidates > min(info.vocab_size, MAX_DIST):

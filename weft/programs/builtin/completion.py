@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.core.ids import TOKEN_BYTES
-from weft.core.sampling import SamplingParams, StopParams
+from weft.core.sampling import SamplingParams, StopParams, check_logprobs
 from weft.core.wire import EngineInfo, Finished, OperationUsage, PromptOutputs, TokenLogprobs
 from weft.programs.builtin.choice import ChoiceText
 from weft.programs.operations import Generations, GenerationUpdate, TokenStream
@@ -185,8 +185,7 @@ def check(args: CompletionArgs, info: EngineInfo) -> None:
     if args.max_tokens is not None and args.max_tokens < 0:
         raise InvalidRequest(f"max_tokens must not be negative, got {args.max_tokens}", "max_tokens")
     args.sampling.validate(info.vocab_size)
-    if args.prompt_logprobs is not None:
-        SamplingParams(logprobs=args.prompt_logprobs).validate(info.vocab_size)
+    check_logprobs(args.prompt_logprobs, "prompt_logprobs")
     stop = stop_params(args)
     check_sizes(args.sampling)
     check_sizes(stop)

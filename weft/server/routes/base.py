@@ -37,7 +37,8 @@ class RouteApp:
         request = Request(scope, receive)
         record = record_of(request)
         record.route = self._path
-        self._service.traces.begin(record)
+        if request.method == "POST":  # what reads a trace may have the id of the request that it is of
+            self._service.traces.begin(record)
         response = await self._handler(self._service, request)
         await response(scope, receive, send)
 
