@@ -41,6 +41,7 @@ def bars(num_rows: int | None) -> Iterator[Show]:
                     nodes[name] = progress.add_task(f"  {name}", total=None if "." in name else num_rows, more="")
                 if name in nodes:
                     cached = f"{calls.cached_tokens / calls.prompt_tokens:.0%} cached" if calls.prompt_tokens else ""
-                    progress.update(nodes[name], completed=calls.calls + calls.merged_calls, more=cached)
+                    answered = calls.calls + calls.merged_calls + calls.cached_calls
+                    progress.update(nodes[name], completed=answered, more=cached)
 
         yield show

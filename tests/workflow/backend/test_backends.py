@@ -290,6 +290,15 @@ def test_bars_show_rows_and_nodes(llm: LLM, capsys: pytest.CaptureFixture[str]) 
     assert "map_1.llm_3" in shown
 
 
+def test_bars_count_answers_of_the_prompt_cache(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    greedy = weft.flow(lambda q: {"out": ops.llm(f"Say {q}", max_tokens=4, temperature=0)})
+    rows = [{"q": number} for number in range(3)]
+    for _ in range(2):
+        greedy.run(rows, llm, cache=tmp_path, progress=True)
+        shown = capsys.readouterr().err
+        assert next(line for line in shown.splitlines() if "llm_1" in line).count("3/3") == 1
+
+
 def test_closing_a_stream_cancels_the_run(llm: LLM) -> None:
     with closing(everything.stream(ROWS, llm)) as results:
         next(results)

@@ -16,7 +16,7 @@ from weft.workflow.run.instructions import (
     AwaitExternal,
     CallFunction,
     CallModel,
-    CountTokens,
+    FindCost,
     Instruction,
     RowDone,
     RunLimits,
@@ -97,17 +97,17 @@ class Player:
         except Exception as error:
             self.state.failed(name, error, self.now)
             return
-        if isinstance(instruction, CountTokens):
+        if isinstance(instruction, FindCost):
             self.state.counted(name, value)
         elif isinstance(instruction, CallModel):
             self.state.answered(name, value)
         else:
             self.state.returned(name, value)
 
-    def _value(self, instruction: CallModel | CountTokens | CallFunction | RunProgram | AwaitExternal) -> Any:
+    def _value(self, instruction: CallModel | FindCost | CallFunction | RunProgram | AwaitExternal) -> Any:
         match instruction:
-            case CountTokens(request=request):
-                return bound_of(request, len(str(request.body)))
+            case FindCost(call=CallModel(request=request), counts_tokens=counts_tokens):
+                return bound_of(request, len(str(request.body))) if counts_tokens else None
             case CallModel(request=request):
                 return self.answer(request)
             case CallFunction(node=node, args=args) if node.name == "split":

@@ -22,7 +22,7 @@ from weft.workflow.graph import graph_from_dict
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.functions import MAX_VALUE_BYTES
-from weft.workflow.run.instructions import CallModel, RowDone, RunLimits
+from weft.workflow.run.instructions import CallModel, FindCost, RowDone, RunLimits
 from weft.workflow.run.state import RunState
 
 
@@ -281,7 +281,10 @@ def test_a_run_that_goes_on_counts_from_the_rows_that_have_ended() -> None:
     state = RunState(graph_from_dict(ASK), limits=RunLimits(calls=4), counts=before)
     state.open_row(5, {"q": "x"})
     state.open_row(6, {"q": "y"})
-    failed, call = state.take(2)
+    for each in state.take(2):
+        assert isinstance(each, FindCost)
+        state.counted(each.task, None)
+    failed, call = [*state.take(2), *state.take(2)]
     assert isinstance(failed, RowDone)
     assert isinstance(call, CallModel)
     answer = fake_answer(call.request)

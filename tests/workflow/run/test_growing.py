@@ -17,7 +17,7 @@ from weft.workflow.graph.nodes import AnyNode
 from weft.workflow.graph.templates import Reference
 from weft.workflow.run.frames import RowFailure
 from weft.workflow.run.growing import GrowingState
-from weft.workflow.run.instructions import CallModel, RunLimits, Settled
+from weft.workflow.run.instructions import CallModel, FindCost, RunLimits, Settled
 from weft.workflow.run.order import CallHints
 
 
@@ -26,7 +26,13 @@ def nodes(*raw: Json) -> dict[str, AnyNode]:
 
 
 def calls(state: GrowingState, most: int = 9) -> list[CallModel]:
-    return [each for each in state.take(most) if isinstance(each, CallModel)]
+    """The next calls, none of which has an earlier answer."""
+    found = state.take(most)
+    for each in found:
+        if isinstance(each, FindCost):
+            state.counted(each.task, None)
+    found += state.take(most - sum(isinstance(each, CallModel) for each in found))
+    return [each for each in found if isinstance(each, CallModel)]
 
 
 def content(call: CallModel) -> Any:

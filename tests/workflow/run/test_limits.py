@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import BoundsCalls
 from weft.workflow.run.calls import CHAT, COMPLETION, AnswerRefused, CallBound, ModelAnswer, ModelRequest
 from weft.workflow.run.driver import Driver, RunServices
-from weft.workflow.run.instructions import CallModel, CountTokens, Instruction, RunLimits
+from weft.workflow.run.instructions import CallModel, FindCost, Instruction, RowDone, RunLimits
 from weft.workflow.run.state import RunState
 from weft.workflow.run.value_errors import NodeFailed
 
@@ -67,11 +68,13 @@ def test_tokens_stay_within_the_limit_and_use_it(seed: int) -> None:
     assert not player.state._allowance._reserved
 
 
-def calls_of(state: RunState, bound: CallBound) -> list[CallModel]:
+def calls_of(state: RunState, bound: CallBound | None) -> list[CallModel]:
     """The calls that leave at once when all are counted alike."""
     instructions: list[Instruction] = state.take(100)
     for each in instructions:
-        assert isinstance(each, CountTokens)
+        if isinstance(each, RowDone):
+            continue
+        assert isinstance(each, FindCost)
         state.counted(each.task, bound)
     return [call for call in state.take(100) if isinstance(call, CallModel)]
 
@@ -145,6 +148,38 @@ def test_bounds_of_requests() -> None:
     assert bound_of(ModelRequest(CHAT, {**chat, "max_tokens": 5, "max_completion_tokens": 6}), 7) == (7, 6)
     assert bound_of(ModelRequest(COMPLETION, {"prompt": "x"}), 7, 100) == (7, 16)
     assert 100 < bound_of(ModelRequest(CHAT, chat), None).prompt_tokens < 120
+
+
+# ---- what counts
+
+
+@pytest.mark.parametrize("limits", [RunLimits(calls=0), RunLimits(tokens=0), RunLimits(calls=0, tokens=0)])
+def test_answers_of_the_prompt_cache_are_no_calls(limits: RunLimits, tmp_path: Path) -> None:
+    greedy = weft.flow(lambda q: ops.llm(f"Tell me about {q}.", max_tokens=4, temperature=0))
+    with LLM.over(FakeEngine, byte_tokenizer()) as made:
+        expected = greedy.run(ROWS[:5], on=made, cache=tmp_path).column("value")
+        results = greedy.run(ROWS[:6], on=made, cache=tmp_path, limits=limits)
+    assert results.column("value") == [*expected, None]
+    assert (results.counts.calls.calls, results.counts.calls.cached_calls) == (0, 5)
+    assert [(error.row, error.kind) for error in results.errors] == [(5, "limit_exceeded")]
+
+
+def test_calls_are_made_up_to_the_limit_beside_answers_of_the_prompt_cache(tmp_path: Path) -> None:
+    greedy = weft.flow(lambda q: ops.llm(f"Tell me about {q}.", max_tokens=4, temperature=0))
+    with LLM.over(FakeEngine, byte_tokenizer()) as made:
+        greedy.run(ROWS[:5], on=made, cache=tmp_path)
+        results = greedy.run(ROWS[:10], on=made, cache=tmp_path, limits=RunLimits(calls=3))
+    assert (results.counts.calls.calls, results.counts.calls.cached_calls) == (3, 5)
+    assert len(results.errors) == 2
+
+
+def test_a_call_that_another_run_has_made_meanwhile_gives_back_its_place() -> None:
+    state = RunState(graph_from_dict(UNBOUNDED), limits=RunLimits(calls=1))
+    state.open_row(0, ROWS[0])
+    (first,) = calls_of(state, None)
+    state.answered(first.task, ModelAnswer("x", is_cached=True))
+    state.open_row(1, ROWS[1])
+    assert len(calls_of(state, None)) == 1
 
 
 # ---- on models

@@ -1,7 +1,7 @@
-"""What a run may still use: calls and tokens. Owns what calls in progress may use at most, until they end.
+"""What a run may still use: calls and tokens. Owns what was used, and what calls in progress may use at most.
 
-A limit of tokens is kept before it is reached: a call is sent when all that it may use fits beside all that the calls
-in progress may use. The run's ledger has what was used.
+Calls that are made count, and nothing else: not those whose answers were known before. A limit of tokens is kept before
+it is reached: a call is sent when all that it may use fits beside all that the calls in progress may use.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from weft.abi.errors import LimitExceeded
-from weft.workflow.run.calls import COMPLETION, CallBound, ModelRequest
+from weft.workflow.run.calls import COMPLETION, CallBound, ModelAnswer, ModelRequest
 from weft.workflow.run.instructions import RunLimits, TaskName
 
 _BYTES_PER_TOKEN = 4
@@ -20,25 +20,33 @@ _PROMPT_FIELDS = ("messages", "prompt", "tools", "documents")
 
 
 class RunAllowance:
-    """The limits of one run, and the calls that it has sent."""
+    """The limits of one run, and what of them is used."""
 
-    def __init__(self, limits: RunLimits, num_sent: int):
-        """`num_sent`: calls of the run before it was interrupted."""
+    def __init__(self, limits: RunLimits, num_calls: int, num_tokens: int):
+        """`num_calls` and `num_tokens`: what the run used before it was interrupted."""
         self._limits = limits
-        self._num_sent = num_sent
+        self._num_calls = num_calls
+        """Those in progress included."""
+        self._num_tokens = num_tokens
+        """Of calls that have ended."""
         self._reserved: dict[TaskName, int] = {}
-        """Tokens of calls in progress."""
+        """Tokens of calls in progress; 0 without a limit of tokens."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit, so that it matters what a call costs before it is sent."""
+        return any(most is not None for most in self._limits)
 
     @property
     def counts_tokens(self) -> bool:
         """Whether the bound of each call has to be known before it is sent."""
         return self._limits.tokens is not None
 
-    def has_room(self, bound: CallBound | None, used_tokens: int) -> bool:
+    def has_room(self, bound: CallBound | None) -> bool:
         """Whether a call may be sent now; if not, calls in progress may leave room for it. Raises `LimitExceeded` where
         the limit leaves none."""
-        limits = self._limits
-        if limits.calls is not None and self._num_sent >= limits.calls:
+        limits, used_tokens = self._limits, self._num_tokens
+        if limits.calls is not None and self._num_calls >= limits.calls:
             raise LimitExceeded(f"the run has made the {limits.calls:,} calls that it may make", "calls")
         if limits.tokens is None:
             return True
@@ -50,25 +58,28 @@ class RunAllowance:
             raise self._used_up(limits.tokens, f"of them {used_tokens:,}, and this call may use {parts}")
         return used_tokens + sum(self._reserved.values()) + least <= limits.tokens
 
-    def send(self, call: TaskName, bound: CallBound | None, used_tokens: int) -> None:
+    def send(self, call: TaskName, bound: CallBound | None) -> None:
         """A call that has room is sent. One whose answer has no bound may use all that is left."""
-        self._num_sent += 1
+        self._num_calls += 1
         if self._limits.tokens is None or bound is None:
+            self._reserved[call] = 0
             return
-        left = self._limits.tokens - used_tokens - sum(self._reserved.values())
+        left = self._limits.tokens - self._num_tokens - sum(self._reserved.values())
         self._reserved[call] = left if bound.output_tokens is None else bound.prompt_tokens + bound.output_tokens
 
-    def end(self, call: TaskName) -> None:
-        """A call was answered, or has failed."""
-        self._reserved.pop(call, None)
-
-    def exceeded(self, used_tokens: int) -> LimitExceeded | None:
-        """The error of an answer after which so many tokens are used, where it went past the limit: its prompt was
-        longer than counted, or nothing bounded it."""
-        most = self._limits.tokens
-        if most is None or used_tokens <= most:
+    def end(self, call: TaskName, answer: ModelAnswer | None = None) -> LimitExceeded | None:
+        """A call was answered, or has failed (None). Returns the error of an answer that went past the limit of
+        tokens: its prompt was longer than counted, or nothing bounded it."""
+        if self._reserved.pop(call, None) is None or answer is None:
+            return None  # it was not sent, for its answer was known; or it has none
+        if answer.is_cached:
+            self._num_calls -= 1  # someone else has made the call meanwhile
             return None
-        return self._used_up(most, f"with this answer {used_tokens:,}")
+        self._num_tokens += answer.usage.prompt_tokens + answer.usage.output_tokens
+        most = self._limits.tokens
+        if most is None or self._num_tokens <= most:
+            return None
+        return self._used_up(most, f"with this answer {self._num_tokens:,}")
 
     def _used_up(self, most: int, why: str) -> LimitExceeded:
         return LimitExceeded(f"the run has used the {most:,} tokens that it may use ({why})", "tokens")

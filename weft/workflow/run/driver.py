@@ -20,7 +20,7 @@ from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.graph.values import RowError, split_ranges, text_of
 from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import NOTHING_KNOWN, BoundsCalls, KnowsTokens, ModelBackend
-from weft.workflow.run.calls import CallTimes, ModelAnswer, PromptFound
+from weft.workflow.run.calls import CallBound, CallTimes, ModelAnswer, ModelRequest, PromptFound
 from weft.workflow.run.feed import RunFeed
 from weft.workflow.run.functions import (
     FUNCTION_TIMEOUT_S,
@@ -33,8 +33,8 @@ from weft.workflow.run.instructions import (
     AwaitExternal,
     CallFunction,
     CallModel,
-    CountTokens,
     FeedChanged,
+    FindCost,
     Instruction,
     Notice,
     RowDone,
@@ -234,14 +234,13 @@ class Driver:
 
     def _start(self, instruction: Instruction) -> None:
         assert not isinstance(instruction, Notice)
-        if isinstance(instruction, CountTokens):
-            self._begin(instruction.task, self._count(instruction))
-            return
         known = msgspec.UNSET if self._journal is None else self._journal.take(instruction.task)
         if known is not msgspec.UNSET:
             self._reports.put_nowait(lambda: self._report(instruction.task, known))
             return
-        if isinstance(instruction, CallModel):
+        if isinstance(instruction, FindCost):
+            work = self._find_cost(instruction)
+        elif isinstance(instruction, CallModel):
             self._num_calls += 1
             self._num_waiting += 1
             work = self._call(instruction)
@@ -265,14 +264,25 @@ class Driver:
             error = RowError("it was cancelled from within")
             self._reports.put_nowait(lambda: self._state.failed(name, error, self._now()))
 
-    async def _count(self, asked: CountTokens) -> None:
+    async def _find_cost(self, asked: FindCost) -> None:
+        call, bound = asked.call, None
+        async with self._counting:
+            found = await self._cached(await self._cache_key(call))
+            if found is None and asked.counts_tokens:
+                bound = await self._bound(call.request)
+        if found is None:
+            self._reports.put_nowait(lambda: self._state.counted(call.task, bound))
+            return
+        self._services.on_answer(found)
+        self._give(call.task, found)
+
+    async def _bound(self, request: ModelRequest) -> CallBound:
+        """The most tokens that a request may use."""
         backend, bound = self._services.backend, None
         if isinstance(backend, BoundsCalls):
-            async with self._counting:
-                with suppress(WeftError):  # the call itself will say why
-                    bound = await backend.call_bound(asked.request)
-        found = bound or bound_of(asked.request, None)
-        self._reports.put_nowait(lambda: self._state.counted(asked.task, found))
+            with suppress(WeftError):  # the call itself will say why
+                bound = await backend.call_bound(request)
+        return bound or bound_of(request, None)
 
     async def _call(self, call: CallModel) -> None:
         progress = _Progress(self, call)
@@ -306,18 +316,28 @@ class Driver:
         return found
 
     async def _answer(self, call: CallModel, progress: _Progress) -> ModelAnswer:
-        backend, cache, key = self._services.backend, self._services.cache, call.request.key
-        if cache is None or key is None or not call.may_be_cached:
-            return await backend.complete(progress.request, progress)
+        key = await self._cache_key(call)
+        found = await self._cached(key)
+        if found is None:
+            found = await self._services.backend.complete(progress.request, progress)
+            if key is not None and self._services.cache is not None:
+                self._services.cache.put(key, found)
+        return found
+
+    async def _cache_key(self, call: CallModel) -> str | None:
+        """Under which the prompt cache has the answer of a call; None: it has none of such calls."""
+        backend, key = self._services.backend, call.request.key
+        if self._services.cache is None or key is None or not call.may_be_cached:
+            return None
         if isinstance(backend, KnowsTokens):
             # A template may write other tokens for the same messages: today's date, for example.
             with suppress(WeftError):  # the call itself will say why
                 key = f"{key} {await backend.prompt_digest(call.request)}"
-        found = await cache.get(key)
-        if found is None:
-            found = await backend.complete(progress.request, progress)
-            cache.put(key, found)
-        return found
+        return key
+
+    async def _cached(self, key: str | None) -> ModelAnswer | None:
+        cache = self._services.cache
+        return None if cache is None or key is None else await cache.get(key)
 
     async def _finish(self, instruction: Asked, work: Awaitable[Any]) -> None:
         """Wait for what a task gives, and report it."""
@@ -327,9 +347,13 @@ class Driver:
             error = raised
             self._reports.put_nowait(lambda: self._state.failed(instruction.task, error, self._now()))
             return
+        self._give(instruction.task, value)
+
+    def _give(self, task: TaskName, value: Any) -> None:
+        """Keep and report what a task has given."""
         if self._journal is not None:
-            self._journal.keep(instruction.task, value)
-        self._reports.put_nowait(lambda: self._report(instruction.task, value))
+            self._journal.keep(task, value)
+        self._reports.put_nowait(lambda: self._report(task, value))
 
     def _report(self, task: TaskName, value: Any) -> None:
         if isinstance(value, ModelAnswer):

@@ -32,11 +32,18 @@ class CallModel(NamedTuple):
     site: CallSite
 
 
-class CountTokens(NamedTuple):
-    """Find the most tokens that a call may use; then report `counted`, and nothing else."""
+class FindCost(NamedTuple):
+    """Find what a call would cost, before it may be sent: report `answered` where an earlier answer will do, which
+    costs nothing; otherwise `counted`, and nothing else."""
 
-    task: TaskName
-    request: ModelRequest
+    call: CallModel
+    counts_tokens: bool
+    """Whether `counted` is to have the most tokens that the call may use."""
+
+    @property
+    def task(self) -> TaskName:
+        """That of the call."""
+        return self.call.task
 
 
 class CallFunction(NamedTuple):
@@ -85,13 +92,14 @@ class FeedChanged(NamedTuple):
 
 Notice = RowDone | Settled | FeedChanged
 """What asks for nothing."""
-Instruction = CallModel | CountTokens | CallFunction | RunProgram | AwaitExternal | Notice
+Instruction = CallModel | FindCost | CallFunction | RunProgram | AwaitExternal | Notice
 
 
 class RunLimits(NamedTuple):
     """Bounds of a run; None: none. What would go past one fails with `LimitExceeded`, which names it."""
 
     calls: int | None = None
+    """Of models, each try counted. An answer of the prompt cache is none."""
     tokens: int | None = None
     """Of prompts and outputs together. A call without `max_tokens` counts as one that fills the model's context; where
     that is not known, it takes all that is left, so that no other one runs beside it."""

@@ -37,11 +37,6 @@ class CallLedger:
         """Of rows that have ended."""
         return RunCounts(self._rows, self._failed_rows, self._ended_calls, dict(self._ended_by_node))
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of prompts and outputs so far."""
-        return self._calls.prompt_tokens + self._calls.output_tokens
-
     def note(self, row: int, label: str, change: Callable[[CallCounts], CallCounts]) -> None:
         """Count something that a call of a row did."""
         self._calls = change(self._calls)

@@ -31,7 +31,7 @@ from weft.workflow.run.evaluation import Asked, Evaluation, site_of
 from weft.workflow.run.frames import OUTPUTS, BodyPlan, Frame, RowFailure
 from weft.workflow.run.instructions import (
     CallModel,
-    CountTokens,
+    FindCost,
     Instruction,
     RowDone,
     RunLimits,
@@ -47,13 +47,15 @@ MAX_PAUSE_S = 30.0
 class _Task:
     """What something outside works on, or will."""
 
-    __slots__ = ("attempts", "bound", "frame", "instruction", "node")
+    __slots__ = ("attempts", "bound", "frame", "instruction", "is_counted", "node")
 
     def __init__(self, frame: Frame, node: AnyNode, instruction: Instruction):
         self.frame = frame
         self.node = node
         self.instruction = instruction
         self.attempts = 0
+        self.is_counted = False
+        """Of a call: whether what it costs is known."""
         self.bound: CallBound | None = None
         """Of a call; None where it was not asked for."""
 
@@ -94,11 +96,12 @@ class RunState(Evaluation):
         """Nodes of the graph, those of bodies included."""
         self._plan = BodyPlan(Body(nodes=graph.nodes, outputs=graph.outputs), None)
         self._order = order or row_by_row(graph)
-        self._allowance = RunAllowance(limits or RunLimits(), counts.calls.calls)
+        used = counts.calls
+        self._allowance = RunAllowance(limits or RunLimits(), used.calls, used.prompt_tokens + used.output_tokens)
         self._hints = hints
         self._rows: set[int] = set()
         self._unstarted: dict[int, Mapping[str, Any]] = {}
-        """The inputs of rows no call of which was sent."""
+        """The inputs of rows no call of which was sent or has an earlier answer."""
         self.num_opened = 0
         """Rows that have arrived."""
         self._tasks: dict[TaskName, _Task] = {}
@@ -125,19 +128,20 @@ class RunState(Evaluation):
         self._todo += Frame(self._plan, values, row).ask(OUTPUTS)
         self._work()
 
-    def counted(self, name: TaskName, bound: CallBound) -> None:
-        """The most tokens that a call may use are known."""
-        self._tasks[name].bound = bound
+    def counted(self, name: TaskName, bound: CallBound | None) -> None:
+        """A call has no earlier answer. `bound`: the most tokens that it may use, where they were asked for."""
+        task = self._tasks[name]
+        task.is_counted, task.bound = True, bound
         self._issue(name)
 
     def answered(self, name: TaskName, answer: ModelAnswer) -> None:
-        """A model answered a call, and with it those that are equal. An answer that goes past the limit of tokens is
-        an error of theirs."""
-        self._allowance.end(name)
+        """A model answered a call, and with it those that are equal, now or earlier. An answer that goes past the limit
+        of tokens is an error of theirs."""
+        exceeded = self._allowance.end(name, answer)
+        self._unstarted.pop(name.row, None)
         label = self._tasks[name].label
         self._ledger.note(name.row, label, lambda counts: counts.plus(answer.usage, is_cached=answer.is_cached))
         self._ledger.trace(name.row, trace_of(name.path, label, answer))
-        exceeded = None if answer.is_cached else self._allowance.exceeded(self._ledger.num_tokens)
         call = self._tasks[name].instruction
         assert isinstance(call, CallModel)
         for each in self._with_equals(name):
@@ -160,10 +164,11 @@ class RunState(Evaluation):
     def failed(self, name: TaskName, error: Exception, now: float) -> None:
         """A task failed at `now`, in seconds. Overloads and deaths of engines are tried again after a pause that
         doubles, at most `retries` times; functions after any error, as their node says."""
-        self._allowance.end(name)
+        refused = error.answer if isinstance(error, AnswerRefused) else None
+        self._allowance.end(name, refused)
         task = self._tasks[name]
-        if isinstance(error, AnswerRefused):
-            self._ledger.note(name.row, task.label, lambda counts: counts.plus(error.answer.usage, is_cached=False))
+        if refused is not None:
+            self._ledger.note(name.row, task.label, lambda counts: counts.plus(refused.usage, is_cached=False))
         if task.attempts < _retries(task.node, error):
             asked = error.retry_after_s if isinstance(error, WeftError) else None
             pause = min(FIRST_PAUSE_S * 2**task.attempts, MAX_PAUSE_S)
@@ -198,10 +203,10 @@ class RunState(Evaluation):
         that can be evaluated must have been (`work`)."""
         calls: list[Instruction] = []
         while len(calls) < max_calls and self._ready:
-            name, used = self._ready[0][1], self._ledger.num_tokens
+            name = self._ready[0][1]
             bound = self._tasks[name].bound
             try:
-                if not self._allowance.has_room(bound, used):
+                if not self._allowance.has_room(bound):
                     break
             except LimitExceeded as limit:
                 heapq.heappop(self._ready)
@@ -211,7 +216,7 @@ class RunState(Evaluation):
                     break
                 continue
             heapq.heappop(self._ready)
-            self._allowance.send(name, bound, used)
+            self._allowance.send(name, bound)
             self._unstarted.pop(name.row, None)
             calls.append(self._to_send(self._tasks[name]))
         others, self._out = self._out, []
@@ -246,7 +251,7 @@ class RunState(Evaluation):
 
     @property
     def unstarted(self) -> Mapping[int, Mapping[str, Any]]:
-        """The inputs of rows no call of which was sent, in the order in which they arrived."""
+        """The inputs of rows no call of which was sent or has an earlier answer, in the order in which they arrived."""
         return self._unstarted
 
     @property
@@ -266,7 +271,7 @@ class RunState(Evaluation):
         if not self._ready:
             return False
         try:
-            return self._allowance.has_room(self._tasks[self._ready[0][1]].bound, self._ledger.num_tokens)
+            return self._allowance.has_room(self._tasks[self._ready[0][1]].bound)
         except LimitExceeded:
             return True
 
@@ -294,8 +299,8 @@ class RunState(Evaluation):
         task = self._tasks[name]
         if not isinstance(task.instruction, CallModel):
             self._out.append(task.instruction)
-        elif self._allowance.counts_tokens and task.bound is None:
-            self._out.append(CountTokens(name, task.instruction.request))
+        elif self._allowance.is_limited and not task.is_counted:
+            self._out.append(FindCost(task.instruction, self._allowance.counts_tokens))
         else:
             heapq.heappush(self._ready, (self._rank(task), name))
 
