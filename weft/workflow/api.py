@@ -78,8 +78,9 @@ class GraphRun:
         self._wanted = WantedOutputs(options.get("objective", "throughput"), options.get("deadline_s"))
         check_wanted(self._wanted, graph.outputs)
         self._order = PlannedOrder(row_by_row(self._runs), self._settings, self._wanted, lambda: self._elapsed_s or 0.0)
-        budget = value_budget(options)
-        self.state = RunState(self._runs, self._order, options.get("limits"), self._order.hints, budget=budget)
+        self._on = on
+        self._options = options
+        self.state = self._state()
         self.planner: RunPlanner | None = None
         """None: calls run row by row."""
         self.journal: RunJournal | None = None
@@ -90,8 +91,11 @@ class GraphRun:
         self._began_s: float | None = None
         """On the monotonic clock, as the next."""
         self._ended_s: float | None = None
-        self._on = on
-        self._options = options
+
+    def _state(self, before: RunCounts | None = None) -> RunState:
+        """The state of the run, which goes on from these counts."""
+        limits, budget = self._options.get("limits"), value_budget(self._options)
+        return RunState(self._runs, self._order, limits, self._order.hints, before, budget)
 
     @property
     def counts(self) -> RunCounts:
@@ -119,6 +123,7 @@ class GraphRun:
                     raise ConfigError(
                         f"{error.message}: finish that run, remove {folder}, or choose another file"
                     ) from None
+                self.state = self._state(self.journal.counts)
                 yield
                 with suppress(StorageFailed):  # a full disk refuses even that, but not the removal of the folder
                     self.journal.forget()
@@ -210,7 +215,7 @@ class GraphRun:
                         result = result_of(done)
                         self._note(done)
                         if self.journal is not None:
-                            self.journal.end(result)
+                            self.journal.end(result, done.by_node)
                         yield result
             finally:
                 if known is not None:
@@ -363,7 +368,7 @@ def run(
                 stack.enter_context(one.kept(Path(f"{out}.run")))
                 is_kept = True
             out = stack.enter_context(_opened(Path(out)))
-        show = stack.enter_context(bars(one.num_rows)) if shows else lambda counts: None
+        show = stack.enter_context(bars(one.num_rows, one.counts)) if shows else lambda counts: None
         for result in stack.enter_context(closing(one.results())):
             if not isinstance(result, RowResult):
                 if listen is not None:

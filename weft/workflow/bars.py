@@ -13,8 +13,9 @@ MAX_BARS = 12
 
 
 @contextmanager
-def bars(num_rows: int | None) -> Iterator[Show]:
-    """Bars that show the counts that they are given. `num_rows`: None where it is not known."""
+def bars(num_rows: int | None, before: RunCounts) -> Iterator[Show]:
+    """Bars that show the counts that they are given. `num_rows`: None where it is not known. `before`: what the run had
+    done when it was interrupted."""
     # Imported here, so that runs without bars do not load it.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -32,7 +33,8 @@ def bars(num_rows: int | None) -> Iterator[Show]:
 
         def show(counts: RunCounts) -> None:
             elapsed_s = progress.tasks[rows].elapsed or 0.0
-            rate = f"{counts.calls.output_tokens / elapsed_s:.0f} tokens/s" if elapsed_s else ""
+            output_tokens = counts.calls.output_tokens - before.calls.output_tokens
+            rate = f"{output_tokens / elapsed_s:.0f} tokens/s" if elapsed_s else ""
             failed = f" {counts.failed_rows} failed" if counts.failed_rows else ""
             progress.update(rows, completed=counts.rows, more=rate + failed)
             for name, calls in counts.by_node.items():

@@ -251,5 +251,5 @@ def test_no_more_calls_are_kept_than_can_be_shown() -> None:
     for row in range(MAX_TRACED_CALLS // 1000 + 3):
         for _ in range(1000):
             ledger.trace(row, call)
-        kept += len(ledger.end(row, failed=False))
+        kept += len(ledger.end(row, failed=False).traces)
     assert kept == MAX_TRACED_CALLS

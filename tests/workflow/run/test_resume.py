@@ -20,6 +20,8 @@ from weft.abi.errors import ConfigError, InvalidRequest
 from weft.llm import LLM
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
+from weft.workflow.backend.endpoint import EndpointBackend
+from weft.workflow.run.calls import ModelAnswer
 from weft.workflow.run.driver import Concurrency
 
 ROWS = [{"topic": f"topic {number}"} for number in range(4)]
@@ -131,6 +133,90 @@ def test_rows_that_had_failed_are_computed_again(llm: LLM, tmp_path: Path) -> No
     assert results.column("value") == ["TOPIC 0", "TOPIC 1", "TOPIC 2", "TOPIC 3"]
     assert asked == ["topic 0", "topic 1", "topic 2", "topic 3", "topic 1"]
     assert [json.loads(line).get("error") for line in out.read_text().splitlines()] == [None] * 4
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[ModelAnswer]:
+    """The answers of calls that were really made."""
+    answers: list[ModelAnswer] = []
+    complete = EndpointBackend.complete
+
+    async def noted(*arguments: Any) -> ModelAnswer:
+        answers.append(await complete(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(EndpointBackend, "complete", noted)
+    return answers
+
+
+def tokens_of(answers: list[ModelAnswer]) -> int:
+    return sum(answer.usage.prompt_tokens + answer.usage.output_tokens for answer in answers)
+
+
+def interrupted(flow: Any, llm: LLM, out: Path, at: int, **options: Any) -> None:
+    """Run a flow, row by row, until so many functions have been called."""
+    CALLS.clear()
+    stop_at[:] = [at]
+    with pytest.raises(Interrupted):
+        flow.run(ROWS, llm, out=out, concurrency=Concurrency(rows=1), **options)
+    stop_at.clear()
+
+
+@weft.flow
+def told(topic: Any) -> Any:
+    return ops.function(slow, ops.llm(f"Tell me about {topic}.", max_tokens=8))
+
+
+@pytest.mark.parametrize("limit", ["calls", "tokens"])
+def test_limits_are_those_of_the_whole_run(limit: str, llm: LLM, tmp_path: Path, made: list[ModelAnswer]) -> None:
+    told.run(ROWS[:3], llm)
+    most = 3 if limit == "calls" else tokens_of(made)
+    made.clear()
+    limits = weft.RunLimits(**{limit: most})
+    interrupted(told, llm, tmp_path / "out.jsonl", 2, limits=limits)
+    assert len(made) == 2
+    # Row 0 has ended, and row 1 has its answer.
+    results = told.run(ROWS, llm, out=tmp_path / "out.jsonl", limits=limits)
+    assert len(made) <= 3
+    assert tokens_of(made) <= most or limit == "calls"
+    assert {error.kind for error in results.errors} == {"limit_exceeded"}
+    assert results.counts.calls.calls == len(made)
+
+
+def test_counts_are_those_of_the_whole_run(
+    llm: LLM, tmp_path: Path, made: list[ModelAnswer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def look(text: str) -> str:
+        CALLS.append(text)
+        if len(CALLS) == 2:
+            raise ConnectionError("the library is closed")
+        return text
+
+    looked = weft.flow(lambda topic: ops.function(look, ops.llm(f"Tell me about {topic}.", max_tokens=8)))
+    interrupted(looked, llm, tmp_path / "out.jsonl", 3)
+    # Row 0 has ended, row 1 has failed, and row 2 has its answer.
+    results = looked.run(ROWS, llm, out=tmp_path / "out.jsonl", progress=True)
+    counts = results.counts
+    assert (counts.rows, counts.failed_rows, counts.calls.calls, len(made)) == (4, 0, 5, 5)
+    assert counts.by_node == {"llm_1": counts.calls}
+    assert counts.calls.prompt_tokens + counts.calls.output_tokens == tokens_of(made)
+    assert "4/4" in next(line for line in capsys.readouterr().err.splitlines() if "rows" in line)
+
+
+def test_counts_are_kept_through_several_interruptions(llm: LLM, tmp_path: Path, made: list[ModelAnswer]) -> None:
+    def look(text: str) -> str:
+        CALLS.append(text)
+        if stop_at and len(CALLS) < stop_at[0]:
+            raise ConnectionError("the library is closed")
+        return text
+
+    looked = weft.flow(lambda topic: ops.function(look, ops.llm(f"Tell me about {topic}.", max_tokens=8)))
+    for _ in range(2):
+        # All rows but the last fail, and it is interrupted when it has its answer.
+        interrupted(looked, llm, tmp_path / "out.jsonl", 4)
+    results = looked.run(ROWS, llm, out=tmp_path / "out.jsonl")
+    assert results.errors == []
+    assert results.counts.calls.calls == len(made) == 3 + 3 + 3 + 1
 
 
 @pytest.mark.parametrize("other_name", ["rows.jsonl", "linked.jsonl", "sub/../rows.jsonl"])

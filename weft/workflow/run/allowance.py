@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from weft.abi.errors import LimitExceeded
+from weft.workflow.actuals import CallCounts
 from weft.workflow.run.calls import COMPLETION, CallBound, ModelAnswer, ModelRequest
 from weft.workflow.run.instructions import RunLimits, TaskName
 
@@ -22,12 +23,11 @@ _PROMPT_FIELDS = ("messages", "prompt", "tools", "documents")
 class RunAllowance:
     """The limits of one run, and what of them is used."""
 
-    def __init__(self, limits: RunLimits, num_calls: int, num_tokens: int):
-        """`num_calls` and `num_tokens`: what the run used before it was interrupted."""
+    def __init__(self, limits: RunLimits):
         self._limits = limits
-        self._num_calls = num_calls
+        self._num_calls = 0
         """Those in progress included."""
-        self._num_tokens = num_tokens
+        self._num_tokens = 0
         """Of calls that have ended."""
         self._reserved: dict[TaskName, int] = {}
         """Tokens of calls in progress; 0 without a limit of tokens."""
@@ -41,6 +41,11 @@ class RunAllowance:
     def counts_tokens(self) -> bool:
         """Whether the bound of each call has to be known before it is sent."""
         return self._limits.tokens is not None
+
+    def add(self, before: CallCounts) -> None:
+        """The run made these calls before it was interrupted."""
+        self._num_calls += before.calls
+        self._num_tokens += before.prompt_tokens + before.output_tokens
 
     def has_room(self, bound: CallBound | None) -> bool:
         """Whether a call may be sent now; if not, calls in progress may leave room for it. Raises `LimitExceeded` where

@@ -141,6 +141,8 @@ class Driver:
         backend = services.backend
         if planner is not None and planner.settings.pins and isinstance(backend, KeepsPrefixes):
             self._keeper = PrefixKeeper(planner.rounds, state, backend)
+        if journal is not None:
+            state.go_on(journal.answered)
 
     def wake(self) -> None:
         """The state was changed from outside: look at it again."""

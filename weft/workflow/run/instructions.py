@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from weft.workflow.actuals import CallTrace
+from weft.workflow.actuals import CallCounts, CallTrace
 from weft.workflow.graph.nodes import ExternalNode, FunctionNode, ProgramNode
 from weft.workflow.run.calls import ModelRequest
 from weft.workflow.run.frames import RowFailure
@@ -78,6 +78,8 @@ class RowDone(NamedTuple):
     failure: RowFailure | None
     calls: tuple[CallTrace, ...] = ()
     """Those that were answered, in that order, while the run keeps them."""
+    by_node: Mapping[str, CallCounts] = {}
+    """What calls of the row did, by the label of their node."""
 
 
 class Settled(NamedTuple):

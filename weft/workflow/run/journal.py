@@ -9,17 +9,20 @@ what it computed in memory, but it is said once.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from weft.abi.errors import ConfigError
 from weft.store.database import Database
 from weft.store.workflow_runs import SavedRun, WorkflowRunTable
+from weft.workflow.actuals import CallCounts, RunCounts
 from weft.workflow.run.calls import ModelAnswer
 from weft.workflow.run.instructions import TaskName
-from weft.workflow.run.results import RowResult
+from weft.workflow.run.ledger import added, total
+from weft.workflow.run.results import RowMistake, RowResult
 
 _log = logging.getLogger("weft.workflow")
 
@@ -33,6 +36,22 @@ class RunDescription(msgspec.Struct, frozen=True):
     model: str
 
 
+class _EndedRow(NamedTuple):
+    """What is kept of a row that has ended."""
+
+    row: int
+    outputs: Mapping[str, Any]
+    error: RowMistake | None = None
+    by_node: Mapping[str, CallCounts] = {}
+    """What its calls did, those before it began anew included."""
+
+
+class _KeptAnswer(msgspec.Struct):
+    """The answer among what is kept of a task."""
+
+    answer: ModelAnswer | None = None
+
+
 class RunJournal:
     """One run in a database."""
 
@@ -40,9 +59,17 @@ class RunJournal:
         """`saved` is what the table has of the run."""
         self._table = table
         self._run = run
-        ended = {row: msgspec.json.decode(result, type=RowResult) for row, result in saved.rows.items()}
-        self.rows = {row: result for row, result in ended.items() if result.error is None}
+        ended = [msgspec.json.decode(result, type=_EndedRow) for result in saved.rows.values()]
+        self.rows = {each.row: RowResult(each.row, each.outputs) for each in ended if each.error is None}
         """Results of rows that have ended. Those that failed begin anew: what failed may work now."""
+        self._failed = {each.row: each.by_node for each in ended if each.error is not None}
+        by_node: dict[str, CallCounts] = {}
+        for each in ended:
+            by_node = added(by_node, each.by_node)
+        self.counts = RunCounts(len(self.rows), 0, total(by_node.values()), by_node)
+        """Of these rows, and of the calls of those that begin anew."""
+        self.answered = _answered(saved.tasks.values())
+        """What was answered in rows that have not ended."""
         self._tasks = saved.tasks
         self.num_lost = 0
         """Values and results that could not be kept, as far as is known."""
@@ -72,9 +99,10 @@ class RunJournal:
         kept = {"answer": value} if isinstance(value, ModelAnswer) else {"value": value}
         self._note(self._table.keep_task(self._run, task.row, task.path, msgspec.json.encode(kept)))
 
-    def end(self, result: RowResult) -> None:
-        """Note the result of a row instead of the values of its nodes."""
-        self._note(self._table.end_row(self._run, result.row, msgspec.json.encode(result)))
+    def end(self, result: RowResult, by_node: Mapping[str, CallCounts]) -> None:
+        """Note the result of a row, and what its calls did, instead of the values of its nodes."""
+        ended = _EndedRow(*result, added(self._failed.get(result.row, {}), by_node))
+        self._note(self._table.end_row(self._run, result.row, msgspec.json.encode(ended)))
 
     def forget(self) -> None:
         """The run has ended and been read. Blocks. Raises `StorageFailed`."""
@@ -90,3 +118,13 @@ class RunJournal:
         self.num_lost += 1
         if self.num_lost == 1:
             _log.warning("the run goes on; if it is interrupted, what could not be kept is computed again")
+
+
+def _answered(tasks: Iterable[bytes]) -> CallCounts:
+    """What the calls did whose answers are among what is kept of tasks."""
+    counts = CallCounts()
+    for kept in tasks:
+        answer = msgspec.json.decode(kept, type=_KeptAnswer).answer
+        if answer is not None:
+            counts = counts.plus(answer.usage, is_cached=answer.is_cached)
+    return counts

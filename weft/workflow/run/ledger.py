@@ -1,16 +1,25 @@
 """What the calls of a run have done: all of them, and those of rows that have ended.
 
 A run that was interrupted goes on from the counts of rows that have ended. Answers of other rows come again, from the
-journal or from the model, and are counted then.
+journal or from the model, and are counted then; limits count them at once (`weft.workflow.run.allowance`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from weft.workflow.actuals import MAX_TRACED_CALLS, CallCounts, CallTrace, RunCounts
 
 _NONE = CallCounts()
+
+
+class EndedCalls(NamedTuple):
+    """The calls of a row that has ended."""
+
+    traces: tuple[CallTrace, ...]
+    """Those that are kept."""
+    by_node: Mapping[str, CallCounts]
 
 
 class CallLedger:
@@ -49,16 +58,16 @@ class CallLedger:
         if self._num_traced < MAX_TRACED_CALLS:
             self._traces.setdefault(row, []).append(call)
 
-    def end(self, row: int, *, failed: bool) -> tuple[CallTrace, ...]:
-        """Count a row that has ended, and its calls among those of ended rows. Returns those that are kept."""
+    def end(self, row: int, *, failed: bool) -> EndedCalls:
+        """Count a row that has ended, and its calls among those of ended rows."""
         self._rows += 1
         self._failed_rows += failed
-        for label, counts in self._open.pop(row, {}).items():
-            self._ended_calls = _sum(self._ended_calls, counts)
-            self._ended_by_node[label] = _sum(self._ended_by_node.get(label, _NONE), counts)
+        by_node = self._open.pop(row, {})
+        self._ended_calls = total((self._ended_calls, *by_node.values()))
+        self._ended_by_node = added(self._ended_by_node, by_node)
         calls = self._traces.pop(row, [])[: max(MAX_TRACED_CALLS - self._num_traced, 0)]
         self._num_traced += len(calls)
-        return tuple(calls)
+        return EndedCalls(tuple(calls), by_node)
 
 
 def merged(counts: CallCounts) -> CallCounts:
@@ -66,5 +75,11 @@ def merged(counts: CallCounts) -> CallCounts:
     return counts._replace(merged_calls=counts.merged_calls + 1)
 
 
-def _sum(one: CallCounts, other: CallCounts) -> CallCounts:
-    return CallCounts(*map(sum, zip(one, other, strict=True)))
+def added(one: Mapping[str, CallCounts], other: Mapping[str, CallCounts]) -> dict[str, CallCounts]:
+    """The sums of two counts by node."""
+    return {**one, **{label: total((one.get(label, _NONE), counts)) for label, counts in other.items()}}
+
+
+def total(counts: Iterable[CallCounts]) -> CallCounts:
+    """The sum of all."""
+    return CallCounts(*map(sum, zip(_NONE, *counts, strict=True)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from weft.abi.errors import EngineDead, LimitExceeded, Overloaded, WeftError
-from weft.workflow.actuals import RunCounts
+from weft.workflow.actuals import CallCounts, RunCounts
 from weft.workflow.graph.nodes import (
     CALL_RETRIES,
     AnyNode,
@@ -96,8 +96,8 @@ class RunState(Evaluation):
         """Nodes of the graph, those of bodies included."""
         self._plan = BodyPlan(Body(nodes=graph.nodes, outputs=graph.outputs), None)
         self._order = order or row_by_row(graph)
-        used = counts.calls
-        self._allowance = RunAllowance(limits or RunLimits(), used.calls, used.prompt_tokens + used.output_tokens)
+        self._allowance = RunAllowance(limits or RunLimits())
+        self._allowance.add(counts.calls)
         self._hints = hints
         self._rows: set[int] = set()
         self._unstarted: dict[int, Mapping[str, Any]] = {}
@@ -118,6 +118,11 @@ class RunState(Evaluation):
         """What engines were asked to keep for the run, as far as it is known by now."""
 
     # ---- events
+
+    def go_on(self, answered: CallCounts) -> None:
+        """The run was interrupted, and rows that had not ended had these answers. They are of the limits from now on;
+        the counts have them when they come again."""
+        self._allowance.add(answered)
 
     def open_row(self, row: int, values: Mapping[str, Any]) -> None:
         """A row arrives. `values` has all inputs of the graph."""
@@ -334,10 +339,10 @@ class RunState(Evaluation):
     def _row_ended(self, row: int, outputs: Mapping[str, Any]) -> None:
         failure = next((value for value in outputs.values() if isinstance(value, RowFailure)), None)
         made = {name: plain(value) for name, value in outputs.items() if not isinstance(value, RowFailure)}
-        calls = self._ledger.end(row, failed=failure is not None)
+        ended = self._ledger.end(row, failed=failure is not None)
         self._rows.remove(row)
         self._unstarted.pop(row, None)
-        self._out.append(RowDone(row, made, failure, calls))
+        self._out.append(RowDone(row, made, failure, ended.traces, ended.by_node))
 
 
 def _retries(node: AnyNode, error: Exception) -> int:
