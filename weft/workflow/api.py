@@ -8,11 +8,11 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, Unpack, cast
 
-from weft.abi.errors import ConfigError, InvalidRequest, StorageFailed, Unsupported
+from weft.abi.errors import ConfigError, EngineDead, InvalidRequest, StorageFailed, Unsupported
 from weft.loop_thread import LoopThread, shared_loop_thread, streamed
 from weft.store.database import FILE, Database
 from weft.workflow import planning
@@ -23,7 +23,8 @@ from weft.workflow.bars import bars
 from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
 from weft.workflow.graph.digest import digest, rows_digest
-from weft.workflow.graph.nodes import WorkflowGraph
+from weft.workflow.graph.names import all_nodes
+from weft.workflow.graph.nodes import AnyNode, FunctionNode, LlmNode, WorkflowGraph
 from weft.workflow.graph.streamed import check_streamed, streamed_calls
 from weft.workflow.options import EXPLAIN_OPTIONS, RUN_OPTIONS, checked_options
 from weft.workflow.passes import optimise
@@ -43,7 +44,7 @@ from weft.workflow.run.planned_order import PlannedOrder
 from weft.workflow.run.planning import PlanSources, RunPlanner
 from weft.workflow.run.results import HeldResults, RowResult, RunResults, result_of
 from weft.workflow.run.settings import check_wanted, plan_settings
-from weft.workflow.run.state import RunState
+from weft.workflow.run.state import RunState, retries_of
 from weft.workflow.targets import (
     DEFAULTS,
     RunOptions,
@@ -91,6 +92,8 @@ class GraphRun:
         self._began_s: float | None = None
         """On the monotonic clock, as the next."""
         self._ended_s: float | None = None
+        self._served: str | None = None
+        """What calls that name no model go to, once it was asked for."""
 
     def _state(self, before: RunCounts | None = None) -> RunState:
         """The state of the run, which goes on from these counts."""
@@ -164,13 +167,12 @@ class GraphRun:
         self, rows: Iterator[tuple[int, Mapping[str, Any]]]
     ) -> AsyncGenerator[RowResult | FeedChanged, None]:
         assert isinstance(self._on, str)
-        backend = OpenAIBackend(self._on, self._options.get("model"), self._options.get("api_key"))
-        try:
-            async with aclosing(self._on_loop(rows, backend)) as results:
-                async for result in results:
-                    yield result
-        finally:
-            await backend.close()
+        async with (
+            _opened_backend(self._on, self._options, self._served) as backend,
+            aclosing(self._on_loop(rows, backend)) as results,
+        ):
+            async for result in results:
+                yield result
 
     async def on_loop(
         self, rows: Iterator[tuple[int, Mapping[str, Any]]], backend: ModelBackend
@@ -258,8 +260,41 @@ class GraphRun:
         return model_identity(self._on, self._options)
 
     def description(self) -> RunDescription:
-        """What the run computes. Reads the rows."""
-        return RunDescription(digest(self._runs), rows_digest(self.rows), self._model())
+        """What the run computes. Reads the rows, and asks a server of which only the address is known for its model,
+        where calls name none. Raises `WeftError` where that is not known."""
+        model = self._model()
+        if isinstance(self._on, str) and "model" not in self._options:
+            away = EngineDead("the server is away")
+            retries = [retries_of(node, away) for node in all_nodes(self._runs.nodes) if _names_no_model(node)]
+            if retries:
+                self._served = shared_loop_thread().run(_served_model(self._on, self._options, max(retries)))
+                model = f"{model} {self._served}"
+        return RunDescription(digest(self._runs), rows_digest(self.rows), model)
+
+
+@asynccontextmanager
+async def _opened_backend(
+    url: str, options: RunOptions, model: str | None = None
+) -> AsyncGenerator[OpenAIBackend, None]:
+    """A backend for an address, until the end of the block. `model`: for calls that name none, where the options say
+    nothing."""
+    backend = OpenAIBackend(url, options.get("model", model), options.get("api_key"))
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def _served_model(url: str, options: RunOptions, retries: int) -> str:
+    async with _opened_backend(url, options) as backend:
+        return await backend.wait_for_model(retries)
+
+
+def _names_no_model(node: AnyNode) -> bool:
+    """Whether a node asks the server for the only model that it has."""
+    if isinstance(node, LlmNode):
+        return not node.request.get("model")
+    return isinstance(node, FunctionNode) and node.name == "split"
 
 
 def explain(graph: WorkflowGraph, rows: Any, on: RunTarget, **options: Any) -> Explanation | ServedExplanation:
@@ -290,11 +325,8 @@ def _cached_before(
             return await cached_calls(runs, known, services.backend, services.cache, value_budget({}))
 
     async def over_http(url: str) -> CachedCalls:
-        backend = OpenAIBackend(url, options.get("model"), options.get("api_key"))
-        try:
+        async with _opened_backend(url, options) as backend:
             return await asked(backend)
-        finally:
-            await backend.close()
 
     if not (Path(options["cache"]) / FILE).exists():
         return CachedCalls()  # it is not made for this

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 import weft
+from tests.programs.virtual_time import run_virtually
 from tests.server.conftest import RunningServer, running
 from tests.workflow.naive import evaluate
 from weft import ops
@@ -223,6 +224,25 @@ def test_a_server_with_several_models_needs_a_name() -> None:
 
     error = answered(OpenAIBackend("http://server", transport=httpx.MockTransport(reply)), SAY)
     assert "serves a, b: name one" in str(error)
+
+
+def test_a_server_that_is_away_is_asked_for_its_model_again() -> None:
+    replies = [503, 500, 200, 503, 503]
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(replies.pop(0), json={"data": [{"id": "m"}]})
+
+    async def asked(retries: int) -> None:
+        backend = OpenAIBackend("http://server", transport=httpx.MockTransport(reply))
+        try:
+            assert await backend.wait_for_model(retries) == "m"
+        finally:
+            await backend.close()
+
+    run_virtually(asked(2))
+    with pytest.raises(Overloaded):
+        run_virtually(asked(1))
+    assert not replies
 
 
 def test_a_server_without_tokenize_cannot_split() -> None:

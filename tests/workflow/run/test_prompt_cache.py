@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import weft
+from tests.workflow.run.named_server import named_server
 from weft import ops
 from weft.llm import LLM
 from weft.workflow.actuals import CallCounts
@@ -78,3 +79,42 @@ def test_with_another_precision_or_setting_it_is_another_model(
     calls(asking("Say", temperature=0), llm, tmp_path)
     with LLM("weft-tiny", **OPTIONS | changed) as other:
         assert calls(asking("Say", temperature=0), other, tmp_path)[0].cached_calls == 0
+
+
+def test_another_model_at_an_address_gives_its_own_answers(tmp_path: Path) -> None:
+    flow = asking("Say", temperature=0)
+    with named_server() as server:
+
+        def answers(**options: Any) -> tuple[list[Any], int]:
+            results = flow.run(ROWS, server.url, cache=tmp_path, **options)
+            return results.column("value"), results.counts.calls.cached_calls
+
+        def cached() -> Any:
+            return flow.explain(ROWS, on=server.url, cache=tmp_path).to_dict()["prompt_cache"]["rows"]
+
+        assert answers() == (["one says"] * 3, 0)
+        assert server.num_listed == 1
+        assert (answers(), cached()) == ((["one says"] * 3, 3), 3)
+        assert answers(model="two") == (["two says"] * 3, 0)
+        server.model = "three"
+        assert cached() == 0
+        assert answers() == (["three says"] * 3, 0)
+        server.model = "one"
+        assert answers() == (["one says"] * 3, 3)
+
+
+def test_a_call_that_names_its_model_has_the_answers_of_that_name(tmp_path: Path) -> None:
+    with named_server() as server:
+        asking("Say", temperature=0, model="mine").run(ROWS, server.url, cache=tmp_path)
+        server.model = "two"
+        results = asking("Say", temperature=0, model="mine").run(ROWS, server.url, cache=tmp_path)
+        assert (results.column("value"), results.counts.calls.cached_calls) == (["mine says"] * 3, 3)
+        other = asking("Say", temperature=0, model="yours").run(ROWS, server.url, cache=tmp_path)
+        assert other.counts.calls.cached_calls == 0
+
+
+def test_without_a_known_model_no_answer_is_kept(tmp_path: Path) -> None:
+    flow = asking("Say", temperature=0, retries=0)
+    for _ in range(2):
+        results = flow.run(ROWS, "http://127.0.0.1:9", cache=tmp_path)
+        assert {error.kind for error in results.errors} == {"engine_dead"}

@@ -15,6 +15,7 @@ import pytest
 
 import weft
 from tests.workflow.run.interruption import Interrupted, interrupt_when
+from tests.workflow.run.named_server import named_server
 from weft import ops
 from weft.abi.errors import ConfigError, InvalidRequest
 from weft.llm import LLM
@@ -217,6 +218,28 @@ def test_counts_are_kept_through_several_interruptions(llm: LLM, tmp_path: Path,
     results = looked.run(ROWS, llm, out=tmp_path / "out.jsonl")
     assert results.errors == []
     assert results.counts.calls.calls == len(made) == 3 + 3 + 3 + 1
+
+
+def test_another_model_at_an_address_is_another_run(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with named_server() as server:
+        CALLS.clear()
+        stop_at[:] = [2]
+        with pytest.raises(Interrupted):
+            told.run(ROWS, server.url, out=out, concurrency=Concurrency(rows=1))
+        stop_at.clear()
+        server.model = "two"
+        with pytest.raises(ConfigError, match="another model"):
+            told.run(ROWS, server.url, out=out)
+        with pytest.raises(ConfigError, match="another model"):
+            told.run(ROWS, server.url, out=out, model="three")
+        server.model = "one"
+        assert told.run(ROWS, server.url, out=out).column("value") == ["ONE SAYS"] * 4
+        assert server.num_calls == 4
+        shout = weft.flow(lambda topic: ops.function(slow, topic))
+        listed = server.num_listed
+        assert not shout.run(ROWS, server.url, out=out).errors
+        assert server.num_listed == listed
 
 
 @pytest.mark.parametrize("other_name", ["rows.jsonl", "linked.jsonl", "sub/../rows.jsonl"])

@@ -16,6 +16,7 @@ from weft.workflow.graph.schema_check import schema_mistake, unchecked_keywords
 from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import CallProgress
 from weft.workflow.run.calls import CHAT, AnswerRefused, CallBound, ModelAnswer, ModelRequest
+from weft.workflow.run.state import pause_s
 
 CONNECT_S = 10.0
 SILENCE_S = 600.0
@@ -50,7 +51,7 @@ class OpenAIBackend:
     async def complete(self, request: ModelRequest, started: CallProgress) -> ModelAnswer:
         """As `ModelBackend.complete`; the answer is streamed, because its first piece tells that it has begun. Raises
         `AnswerRefused` for one that does not follow its schema."""
-        model = request.body.get("model") or await self._only_model()
+        model = await self.model_of(request)
         fields = request.hinted if request.hints and await self._is_ours() else request.body
         body = {**fields, "model": model, "stream": True, "stream_options": {"include_usage": True}}
         gathered = GatheredAnswer(is_chat=request.endpoint == CHAT)
@@ -85,7 +86,7 @@ class OpenAIBackend:
     async def split(self, text: str, ranges: Ranges) -> list[str]:
         """Parts of a text by the model's tokens. Raises `Unsupported` for a server without `/tokenize`, which ours and
         vLLM have, and where a part begins or ends within a character of a server that tells tokens as numbers alone."""
-        model = await self._only_model()
+        model = await self.only_model()
         asked = {"model": model, "prompt": text, "add_special_tokens": False, "return_token_strs": True}
         answer = await self._json("POST", "/tokenize", asked)
         tokens: list[int] = answer["tokens"]
@@ -109,7 +110,7 @@ class OpenAIBackend:
         if not self._has_tokenizer:
             return None
         asked = {name: request.body[name] for name in _COUNTED if name in request.body}
-        asked["model"] = request.body.get("model") or await self._only_model()
+        asked["model"] = await self.model_of(request)
         try:
             found = await self._json("POST", "/tokenize", asked)
             return bound_of(request, found["count"], found.get("max_model_len"))
@@ -117,17 +118,32 @@ class OpenAIBackend:
             self._has_tokenizer = False
             return None
 
-    async def close(self) -> None:
-        """Close the connections of the client; calls in progress fail."""
-        await self._http.aclose()
+    async def model_of(self, request: ModelRequest) -> str:
+        """As `NamesModels.model_of`: the one that it names, or the only one of the server."""
+        named: str | None = request.body.get("model")
+        return named or await self.only_model()
 
-    async def _only_model(self) -> str:
+    async def only_model(self) -> str:
+        """The model of calls that name none. Raises `WeftError`: `InvalidRequest` where the server has several."""
         if self._model is None:
             names = [model["id"] for model in await self._served()]
             if len(names) != 1:
                 raise InvalidRequest(f"{self._base} serves {', '.join(names[:20]) or 'no model'}: name one", "model")
             self._model = names[0]
         return self._model
+
+    async def wait_for_model(self, retries: int) -> str:
+        """As `only_model`, of a server that may be away: asked again as a call with so many retries is made again."""
+        for attempts in range(retries):
+            try:
+                return await self.only_model()
+            except (EngineDead, Overloaded) as error:
+                await asyncio.sleep(pause_s(attempts, error))
+        return await self.only_model()
+
+    async def close(self) -> None:
+        """Close the connections of the client; calls in progress fail."""
+        await self._http.aclose()
 
     async def _is_ours(self) -> bool:
         """Whether the server is Weft. Others may refuse fields that they do not know."""

@@ -55,6 +55,15 @@ class BoundsCalls(Protocol):
 
 
 @runtime_checkable
+class NamesModels(Protocol):
+    """A backend that knows its models by their names alone: answers of one name are those of one model."""
+
+    async def model_of(self, request: ModelRequest) -> str:
+        """The name of the model that answers a request. Raises `WeftError` where it is not known."""
+        ...
+
+
+@runtime_checkable
 class KnowsTokens(Protocol):
     """A backend that has the tokenizer and the chat template of its models."""
 

@@ -17,7 +17,7 @@ from weft.workflow.actuals import CachedFigures
 from weft.workflow.graph.nodes import AnyNode, Body, FunctionNode, WorkflowGraph
 from weft.workflow.graph.values import RowError
 from weft.workflow.passes import CachedResult, OperatorCall
-from weft.workflow.run.backend import KnowsTokens, ModelBackend
+from weft.workflow.run.backend import KnowsTokens, ModelBackend, NamesModels
 from weft.workflow.run.bounds import EvaluationBudget
 from weft.workflow.run.calls import ModelAnswer, ModelRequest, request_with
 from weft.workflow.run.driver import Driver, RunServices, Turn, next_pass
@@ -72,6 +72,14 @@ class _CacheAndTokens(_CacheAlone):
         return await self._backend.prompt_digest(request)
 
 
+class _CacheAndModels(_CacheAlone):
+    """The same over a backend that names its models, which are in the keys too."""
+
+    async def model_of(self, request: ModelRequest) -> str:
+        assert isinstance(self._backend, NamesModels)
+        return await self._backend.model_of(request)
+
+
 class _NotedCache:
     """A `PromptCache` that is read, and notes the texts that it gives."""
 
@@ -112,13 +120,17 @@ async def cached_calls(
     """What the cache has of a run of the graph that the optimiser made; with no rows known (None), of calls that need
     none. `budget` and `turn` are as those of `RunState` and `Driver`."""
     noted = _NotedCache(cache)
-    made = _CacheAndTokens(backend) if isinstance(backend, KnowsTokens) else _CacheAlone(backend)
+    kind = _CacheAlone
+    if isinstance(backend, KnowsTokens):
+        kind = _CacheAndTokens
+    elif isinstance(backend, NamesModels):
+        kind = _CacheAndModels
     unknown = RowFailure("", RowError("the row is not known"))
     given: Iterable[Mapping[str, Any]] = rows if rows is not None else [dict.fromkeys(graph.inputs, unknown)]
     plain = replace(graph, nodes=_without_retries(graph.nodes))
     state = _CountingState(plain, budget=budget)
     whole = set()
-    services = RunServices(made, cache=noted)  # type: ignore[arg-type]
+    services = RunServices(kind(backend), cache=noted)  # type: ignore[arg-type]
     async with aclosing(Driver(state, iter(enumerate(given)), services, turn=turn).results()) as results:
         async for done in results:
             assert isinstance(done, RowDone)

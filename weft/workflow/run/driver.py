@@ -19,7 +19,7 @@ from weft.abi.errors import Unsupported, WeftError
 from weft.workflow.graph.nodes import WorkflowGraph
 from weft.workflow.graph.values import RowError, split_ranges, text_of
 from weft.workflow.run.allowance import bound_of
-from weft.workflow.run.backend import NOTHING_KNOWN, BoundsCalls, KnowsTokens, ModelBackend
+from weft.workflow.run.backend import NOTHING_KNOWN, BoundsCalls, KnowsTokens, ModelBackend, NamesModels
 from weft.workflow.run.calls import CallBound, CallTimes, ModelAnswer, ModelRequest, PromptFound
 from weft.workflow.run.feed import RunFeed
 from weft.workflow.run.functions import (
@@ -335,6 +335,11 @@ class Driver:
             # A template may write other tokens for the same messages: today's date, for example.
             with suppress(WeftError):  # the call itself will say why
                 key = f"{key} {await backend.prompt_digest(call.request)}"
+        if isinstance(backend, NamesModels):
+            try:
+                key = f"{key} {await backend.model_of(call.request)}"
+            except WeftError:  # the call itself will say why
+                return None
         return key
 
     async def _cached(self, key: str | None) -> ModelAnswer | None:

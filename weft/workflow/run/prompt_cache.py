@@ -2,7 +2,8 @@
 
 Only requests that can be answered in one way have a key: those that ask for greedy sampling, or give a seed. The key
 names the tenant, the model with its weights and the precision it computes in, the endpoint, and every field of the
-request, its messages too; where the backend has the model's tokenizer, also the token ids of the prompt.
+request, its messages too; where the backend has the model's tokenizer, also the token ids of the prompt; where it is a
+server of which nothing else is known, the name of the model that the request is for.
 """
 
 from __future__ import annotations

@@ -174,11 +174,10 @@ class RunState(Evaluation):
         task = self._tasks[name]
         if refused is not None:
             self._ledger.note(name.row, task.label, lambda counts: counts.plus(refused.usage, is_cached=False))
-        if task.attempts < _retries(task.node, error):
-            asked = error.retry_after_s if isinstance(error, WeftError) else None
-            pause = min(FIRST_PAUSE_S * 2**task.attempts, MAX_PAUSE_S)
+        if task.attempts < retries_of(task.node, error):
+            pause = pause_s(task.attempts, error)
             task.attempts += 1
-            heapq.heappush(self._later, (now + max(pause, asked or 0.0), name))
+            heapq.heappush(self._later, (now + pause, name))
             return
         for each in self._with_equals(name):
             failed = self._tasks.pop(each)
@@ -345,7 +344,15 @@ class RunState(Evaluation):
         self._out.append(RowDone(row, made, failure, ended.traces, ended.by_node))
 
 
-def _retries(node: AnyNode, error: Exception) -> int:
+def pause_s(attempts: int, error: Exception) -> float:
+    """How long to wait after an error before another try, behind so many further ones."""
+    asked = error.retry_after_s if isinstance(error, WeftError) else None
+    pause: float = min(FIRST_PAUSE_S * 2**attempts, MAX_PAUSE_S)
+    return max(pause, asked or 0.0)
+
+
+def retries_of(node: AnyNode, error: Exception) -> int:
+    """Further tries of what a node asks for, after such an error."""
     of_server = isinstance(error, (EngineDead, Overloaded))
     if isinstance(node, LlmNode):
         return node.retries if of_server else 0
