@@ -258,6 +258,34 @@ def test_runs_in_the_background(weft, file, tmp_path, server):
     assert (again.exit_code, "is finished" in again.stderr) == (1, True)
 
 
+CONSTANT = """
+import weft
+from weft import ops
+
+@weft.flow
+def tell(topic, tone="calm"):
+    return ops.llm(f"Tell me about {topic} in a {tone} tone.", max_tokens=4)
+"""
+
+
+def test_a_column_named_like_a_constant_is_refused_everywhere(weft, tmp_path, server):
+    flow, rows = tmp_path / "constant.py", tmp_path / "rows.csv"
+    flow.write_text(CONSTANT)
+    rows.write_text("topic,tone\nthe sea,angry\n")
+    refusals = {
+        (result.exit_code, result.stderr)
+        for result in (
+            weft("workflow", "run", str(flow), "--rows", str(rows), "--on", server.url),
+            weft("workflow", "run", str(flow), "--rows", str(rows), "--url", server.url),
+            weft("workflow", "run", str(flow), "--rows", str(rows), "--url", server.url, "--background"),
+            weft("workflow", "explain", str(flow), "--rows", str(rows)),
+        )
+    }
+    ((code, said),) = refusals
+    assert code == 1
+    assert "cannot take the column 'tone': its parameter of this name has a default" in said
+
+
 def test_background_runs_have_no_functions_here(weft, file, server):
     for more in ((), ("-o", "x")):
         result = weft("workflow", "run", str(file), "--row", "topic=x", "--url", server.url, "--background", *more)

@@ -167,7 +167,7 @@ def run(
             options |= {"model": named_model} if named_model else {}
             if background:
                 options["limits"] = options["limits"]._asdict()
-                checked = table.check(workflow.graph)
+                checked = Rows(workflow.table(table)).check(workflow.graph)
                 typer.echo(client.workflows.start(client.workflows.create(workflow).id, checked, **options).id)
                 return
         elif on is not None:

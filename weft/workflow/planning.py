@@ -23,6 +23,7 @@ from weft.workflow.analysis.statistics import Statistics
 from weft.workflow.backend.prompt_tokens import EstimatedPrompts, TokenizerPrompts
 from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
+from weft.workflow.frontend.workflow import Workflow
 from weft.workflow.graph.check import check
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.json import graph_from_dict
@@ -90,7 +91,8 @@ def plan(
     """
     whole = _graph_of(graph)
     made = _engines_of(engines)
-    given = rows if isinstance(rows, int) else list(Rows(rows).check(whole))
+    table = graph.table(rows) if isinstance(graph, Workflow) else rows
+    given = rows if isinstance(rows, int) else list(Rows(table).check(whole))
     if isinstance(given, int) and (isinstance(given, bool) or given < 0):
         raise InvalidRequest(f"rows is {given}: give rows, or how many there are", "rows")
     optimised = optimise_graph(whole, lookup) if optimise else None

@@ -19,6 +19,7 @@ from weft.workflow.frontend.marks import NeedsValueError
 from weft.workflow.frontend.row_source import InvalidRows
 from weft.workflow.frontend.trace import FlowError
 from weft.workflow.graph import InvalidGraph, digest, graph_from_dict, graph_to_dict
+from weft.workflow.planning import plan
 
 
 def traced(function: Callable[..., Any]) -> Flow:
@@ -99,6 +100,8 @@ def test_rows_cannot_set_a_parameter_with_a_default() -> None:
     for run in (traced(flow).run, traced(flow).stream, traced(flow).explain):
         with pytest.raises(InvalidRows, match="the flow cannot take the column 'topic'"):
             run([{"q": "x", "topic": "y"}], "http://127.0.0.1:9")
+    with pytest.raises(InvalidRows, match="the flow cannot take the column 'topic'"):
+        plan(traced(flow), [{"q": "x", "topic": "y"}], "weft-tiny", [{"model": "weft-tiny", "kv_tokens": 1000}])
 
 
 def test_a_loop_with_two_values() -> None:

@@ -63,7 +63,7 @@ class Flow(Workflow):
         """The Python functions that nodes of the graph call, by name."""
         return self._traced[1]
 
-    def _rows(self, rows: Any) -> Any:
+    def table(self, rows: Any) -> Any:
         """The rows, none of which may have a column that would be silently left aside for a constant."""
         if isinstance(rows, int):
             return rows

@@ -54,6 +54,10 @@ class Workflow:
         """The digest of the graph, the same for flows, semantic functions and JSON."""
         return digest(self.graph)
 
+    def table(self, rows: Any) -> Any:
+        """The rows as runs, plans and explanations take them; a number of rows is itself. Raises `InvalidRows`."""
+        return rows
+
     def to_dict(self) -> dict[str, Any]:
         """The graph in the JSON form that `POST /v1/workflows` takes."""
         return graph_to_dict(self.graph)
@@ -78,7 +82,7 @@ class Workflow:
         from weft.workflow.api import run
 
         return run(
-            self.graph, self._rows(rows), on, out=out, progress=progress, listen=listen, **self._with_functions(options)
+            self.graph, self.table(rows), on, out=out, progress=progress, listen=listen, **self._with_functions(options)
         )
 
     def explain(self, rows: Any, on: targets.RunTarget, **options: Any) -> Explanation | ServedExplanation:
@@ -89,24 +93,20 @@ class Workflow:
         `statistics`, `optimise` and `model`. Raises as `plan`."""
         from weft.workflow.api import explain
 
-        return explain(self.graph, self._rows(rows), on, **options)
+        return explain(self.graph, self.table(rows), on, **options)
 
     def stream(self, rows: Any, on: targets.RunTarget, **options: Any) -> Generator[api.RunEvent, None, None]:
         """Run the workflow over rows; yields results as they are there; with `stream=["name"]` also the texts of these
         outputs as they are generated, with `starts=True` starts of calls. Closing the generator cancels the run."""
         from weft.workflow.api import stream
 
-        return stream(self.graph, self._rows(rows), on, **self._with_functions(options))
+        return stream(self.graph, self.table(rows), on, **self._with_functions(options))
 
     def stream_async(self, rows: Any, backend: ModelBackend, **options: Any) -> AsyncGenerator[api.RunEvent, None]:
         """As `stream`, on the event loop that runs and a backend of it."""
         from weft.workflow.api import stream_async
 
-        return stream_async(self.graph, self._rows(rows), backend, **self._with_functions(options))
-
-    def _rows(self, rows: Any) -> Any:
-        """The rows as runs take them."""
-        return rows
+        return stream_async(self.graph, self.table(rows), backend, **self._with_functions(options))
 
     def _with_functions(self, options: dict[str, Any]) -> Any:
         given = options.get("functions") or {}
