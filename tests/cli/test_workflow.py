@@ -286,6 +286,16 @@ def test_a_column_named_like_a_constant_is_refused_everywhere(weft, tmp_path, se
     assert "cannot take the column 'tone': its parameter of this name has a default" in said
 
 
+def test_a_cache_of_this_process_is_refused_for_a_run_on_a_server(weft, tmp_path, server):
+    flow = tmp_path / "constant.py"
+    flow.write_text(CONSTANT)
+    asked = ("workflow", "run", str(flow), "--row", "topic=x", "--url", server.url, "--cache", str(tmp_path / "cache"))
+    results = [weft(*asked), weft(*asked, "--background")]
+    assert [result.exit_code for result in results] == [1, 1]
+    assert results[0].stderr == results[1].stderr
+    assert "cache is not for a run on a server: a server keeps its own prompt cache" in results[1].stderr
+
+
 def test_background_runs_have_no_functions_here(weft, file, server):
     for more in ((), ("-o", "x")):
         result = weft("workflow", "run", str(file), "--row", "topic=x", "--url", server.url, "--background", *more)

@@ -138,6 +138,7 @@ def run(
     """
     from weft.cli.workflow_text import TextDisplay
     from weft.workflow.frontend.rows import Rows
+    from weft.workflow.remote import ServerRun
     from weft.workflow.run.instructions import RunLimits
 
     if (rows is None) == (not row):
@@ -166,9 +167,10 @@ def run(
             target = client = scope.enter_context(client_of(url, api_key))
             options |= {"model": named_model} if named_model else {}
             if background:
+                # Made for its checks: what it refuses is refused here too.
+                checked = ServerRun(workflow.graph, workflow.table(table), client.workflow_server(), options)
                 options["limits"] = options["limits"]._asdict()
-                checked = Rows(workflow.table(table)).check(workflow.graph)
-                typer.echo(client.workflows.start(client.workflows.create(workflow).id, checked, **options).id)
+                typer.echo(client.workflows.start(client.workflows.create(workflow).id, checked.rows, **options).id)
                 return
         elif on is not None:
             refuse_flags_of_engines(settings)
