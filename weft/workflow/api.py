@@ -42,6 +42,7 @@ from weft.workflow.run.known_statistics import with_given
 from weft.workflow.run.order import row_by_row
 from weft.workflow.run.planned_order import PlannedOrder
 from weft.workflow.run.planning import PlanSources, RunPlanner
+from weft.workflow.run.refusals import check_runs_here
 from weft.workflow.run.results import HeldResults, RowResult, RunResults, result_of
 from weft.workflow.run.settings import check_wanted, plan_settings
 from weft.workflow.run.state import RunState, retries_of
@@ -65,7 +66,8 @@ class GraphRun:
     """One run of a graph over rows that this process carries out; `ServerRun` is its twin on a server."""
 
     def __init__(self, graph: WorkflowGraph, rows: Any, on: Target, options: RunOptions):
-        """Reads and checks the rows. Raises `InvalidRows` and `InvalidGraph`."""
+        """Reads and checks the rows. Raises `InvalidRows`, and `InvalidGraph` also for what cannot run here."""
+        check_runs_here(graph, options.get("functions", {}), has_external="external" in options)
         table = Rows(rows)
         self.graph = graph
         self.optimised = optimise(graph) if options.get("optimise", True) else None

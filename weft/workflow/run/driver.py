@@ -46,6 +46,7 @@ from weft.workflow.run.keeper import KeepsPrefixes, PrefixKeeper
 from weft.workflow.run.known_statistics import KnownStatistics
 from weft.workflow.run.planning import RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
+from weft.workflow.run.refusals import refusal
 from weft.workflow.run.slots import RowSlots
 from weft.workflow.run.state import RunState
 
@@ -378,7 +379,7 @@ class Driver:
                 return checked_value(await services.backend.split(text, lambda count: split_ranges(args, count, node)))
             case CallFunction(node=node, args=args):
                 if node.source is not None and services.source is None:
-                    raise Unsupported("functions with source are supported on a server of Weft only")
+                    raise Unsupported(refusal(node))
                 async with self._functions.of(instruction.task.row):
                     if node.source is not None and services.source is not None:
                         return checked_value(await services.source(instruction))
@@ -388,12 +389,12 @@ class Driver:
                     return await called_function(services.functions, node.name or "", args, seconds)
             case RunProgram(node=node):
                 if services.program is None:
-                    raise Unsupported(f"programs run on servers of Weft only: there {node.program!r} can run")
+                    raise Unsupported(refusal(node))
                 async with self._functions.of(instruction.task.row):
                     return checked_value(await services.program(instruction))
             case AwaitExternal(node=node):
                 if services.external is None:
-                    raise Unsupported(f"nothing can set {node.id!r} here: pass external=, or run it on a server")
+                    raise Unsupported(refusal(node))
                 async with time_limit(node.timeout_s, no_value_within(node.timeout_s)):
                     return checked_value(await services.external(instruction))
 

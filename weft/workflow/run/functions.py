@@ -22,6 +22,7 @@ from weft.workflow.function_args import call_args, name_of
 from weft.workflow.graph.schema_check import schema_mistake
 from weft.workflow.graph.values import TOO_DEEP, RowError, is_too_deep
 from weft.workflow.run.instructions import AwaitExternal
+from weft.workflow.run.refusals import no_function
 
 FUNCTION_TIMEOUT_S = 300.0
 MAX_VALUE_BYTES = 16 << 20
@@ -37,7 +38,7 @@ async def called_function(
     is not there, `RowError` after so many seconds and for a value that is not JSON, and what the function raises."""
     called = functions.get(name)
     if called is None:
-        raise Unsupported(f"there is no function {name!r} here: pass functions={{{name!r}: ...}}")
+        raise Unsupported(no_function(name))
     async with time_limit(seconds, f"{name} did not return within {seconds:g} s"):
         by_position, by_name = call_args(called, args)
         return await _result(name, partial(called, *by_position, **by_name))
