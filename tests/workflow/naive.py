@@ -147,7 +147,7 @@ class NaiveRunner:
         args = values.plain(args)
         if node.name == "split":
             tokens = fake_tokens(values.text_of(args["text"]))
-            ranges = values.split_ranges(args, len(tokens), node)
+            ranges = values.split_ranges(args, range(len(tokens) + 1), node)
             return ["".join(tokens[start:end]) for start, end in ranges]
         self.calls.append(node.id)
         if node.name in self.functions:

@@ -27,7 +27,8 @@ from weft.tokenizers.load import load_tokenizer
 from weft.workflow import api
 from weft.workflow.actuals import CallUsage
 from weft.workflow.backend.openai import OpenAIBackend
-from weft.workflow.graph.values import RowError
+from weft.workflow.graph.nodes import FunctionNode
+from weft.workflow.graph.values import RowError, split_ranges
 from weft.workflow.run.backend import KnowsTokens
 from weft.workflow.run.calls import CHAT, COMPLETION, ModelAnswer, ModelRequest, request_with
 
@@ -117,9 +118,22 @@ def test_parts_of_a_text_have_so_many_tokens_and_are_the_text(llm: LLM, server: 
     here, there = (outputs(api.run(tokens.graph, rows, on)) for on in (llm, server.url))
     for text, both in zip(texts, here, strict=True):
         assert "".join(both["value_1"]) == text
-        assert len(both["value_2"]) >= len(both["value_1"])
-        assert all(part for part in both["value_1"])
+        assert all(part and part in text for parts in both.values() for part in parts)
     assert there == here
+
+
+@weft.flow
+def few_tokens(text: Any) -> Any:
+    return ops.split(text, max_tokens=5), ops.split(text, max_tokens=1), ops.split(text, max_tokens=6, overlap_tokens=5)
+
+
+def test_parts_hold_no_more_characters_than_their_tokens_allow(llm: LLM, server: RunningServer) -> None:
+    """Each of these characters has four tokens."""
+    for on in (llm, server.url):
+        (found,) = outputs(api.run(few_tokens.graph, [{"text": "🙂🙂a🙂"}], on))
+        assert found["value_1"] == ["🙂", "🙂a", "🙂"]
+        assert found["value_2"] == ["🙂", "🙂", "a", "🙂"]
+        assert found["value_3"] == ["🙂", "🙂a", "a🙂"]
 
 
 class Unheard:
@@ -248,7 +262,7 @@ def test_a_server_that_is_away_is_asked_for_its_model_again() -> None:
 def test_a_server_without_tokenize_cannot_split() -> None:
     backend = replying(404, b"")
     with pytest.raises(Unsupported, match="split at a separator"):
-        asyncio.run(backend.split("text", lambda count: []))
+        asyncio.run(backend.split("text", lambda ends, is_cut: []))
 
 
 def tokenizing(**answers: dict[str, Any]) -> OpenAIBackend:
@@ -261,18 +275,21 @@ def tokenizing(**answers: dict[str, Any]) -> OpenAIBackend:
 @pytest.mark.parametrize(
     "strings", [["Ġa", "Ã", "©", "Ġb"], ["▁a", "<0xC3>", "<0xA9>", "▁b"], ["▁", "▁a", "<0xC3>", "<0xA9>", "▁b"]]
 )
-def test_a_character_of_several_tokens_is_in_the_part_in_which_it_begins(strings: list[str]) -> None:
+def test_a_character_of_several_tokens_is_in_one_part(strings: list[str]) -> None:
     backend = tokenizing(tokenize={"tokens": list(range(len(strings))), "token_strs": strings})
-    parts = asyncio.run(backend.split(" aé b", lambda count: [(0, count - 2), (count - 2, count)]))
-    assert parts == [" aé", " b"]
+    split = FunctionNode(id="s", name="split")
+    for size, parts in ((3, [" aé", " b"]), (2, [" a", "é", " b"]), (1, [" a", "é", " b"])):
+        args = {"max_tokens": size}
+        found = backend.split(" aé b", lambda ends, is_cut, args=args: split_ranges(args, ends, split, is_cut))
+        assert asyncio.run(found) == parts
 
 
 def test_a_server_that_tells_no_tokens_does_not_corrupt_a_text() -> None:
     backend = tokenizing(tokenize={"tokens": [0, 1, 2]}, detokenize={"text": "a\ufffd"})
     with pytest.raises(Unsupported, match="split at a separator"):
-        asyncio.run(backend.split("aé", lambda count: [(0, 2), (2, 3)]))
+        asyncio.run(backend.split("aé", lambda ends, is_cut: [(0, 2), (2, 3)]))
     backend = tokenizing(tokenize={"tokens": [0, 1]}, detokenize={"text": "a"})
-    assert asyncio.run(backend.split("aa", lambda count: [(0, 1), (1, 2)])) == ["a", "a"]
+    assert asyncio.run(backend.split("aa", lambda ends, is_cut: [(0, 1), (1, 2)])) == ["a", "a"]
 
 
 def test_results_are_a_table_with_the_errors_of_rows(llm: LLM, tmp_path: Path) -> None:

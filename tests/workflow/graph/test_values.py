@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -175,9 +176,9 @@ def test_split_covers_a_text(num_tokens: int, size: int, overlap: int) -> None:
     args = {"max_tokens": size, "overlap_tokens": overlap}
     if overlap >= size:
         with pytest.raises(RowError, match="leaves nothing"):
-            split_ranges(args, num_tokens, FUNCTION)
+            split_ranges(args, range(num_tokens + 1), FUNCTION)
         return
-    parts = split_ranges(args, num_tokens, FUNCTION)
+    parts = split_ranges(args, range(num_tokens + 1), FUNCTION)
     assert all(0 < end - start <= size for start, end in parts)
     assert [start for start, _ in parts[1:]] == [end - overlap for _, end in parts[:-1]]
     assert ([parts[0][0], parts[-1][1]] if parts else [0, 0]) == [0, num_tokens]
@@ -186,7 +187,37 @@ def test_split_covers_a_text(num_tokens: int, size: int, overlap: int) -> None:
 @pytest.mark.parametrize("args", [{"max_tokens": 0}, {"max_tokens": "3"}, {"max_tokens": 3, "overlap_tokens": -1}])
 def test_sizes_of_parts_are_numbers(args: dict[str, Any]) -> None:
     with pytest.raises(RowError, match="not an integer of"):
-        split_ranges(args, 10, FUNCTION)
+        split_ranges(args, range(11), FUNCTION)
+
+
+@given(st.text("a🙂é日", max_size=12), st.lists(st.integers(1, 5), max_size=60), st.integers(1, 6), st.integers(0, 5))
+def test_split_takes_whole_characters(text: str, lengths: list[int], size: int, overlap: int) -> None:
+    """Tokens of any lengths in bytes, which begin and end within characters."""
+    overlap = min(overlap, size - 1)
+    whole = text.encode()
+    ends = [0, *itertools.takewhile(lambda end: end < len(whole), itertools.accumulate(lengths))]
+    ends += [len(whole)] if whole else []
+    cuts = [len(text[:at].encode()) for at in range(len(text) + 1)]
+
+    def num_tokens(start: int, end: int) -> int:
+        return sum(max(first, start) < min(last, end) for first, last in itertools.pairwise(ends))
+
+    args = {"max_tokens": size, "overlap_tokens": overlap}
+    parts = split_ranges(args, ends, FUNCTION, set(cuts).__contains__)
+    assert all(num_tokens(*part) <= size or len(whole[slice(*part)].decode()) == 1 for part in parts)
+    assert all(one[0] < other[0] <= one[1] < other[1] for one, other in itertools.pairwise(parts))
+    assert all(num_tokens(other[0], one[1]) <= overlap for one, other in itertools.pairwise(parts))
+    assert ([parts[0][0], parts[-1][1]] if parts else [0, 0]) == [0, len(whole)]
+
+
+def test_a_text_has_a_bounded_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.workflow.graph.values.MAX_PARTS", 3)
+    ends = range(9)
+    assert len(split_ranges({"max_tokens": 2}, range(7), FUNCTION)) == 3
+    with pytest.raises(RowError, match="f: a text may be split into 3 parts"):
+        split_ranges({"max_tokens": 2}, ends, FUNCTION)
+    with pytest.raises(RowError, match="f: a text may be split into 3 parts"):  # characters of two tokens
+        split_ranges({"max_tokens": 3}, ends, FUNCTION, lambda at: at % 2 == 0)
 
 
 def test_a_map_goes_over_a_list() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from weft.testing.word_tokens import WordTokens
 from weft.workflow.actuals import CallUsage
+from weft.workflow.graph.values import PartRanges
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 
 PAGE = 4
@@ -50,7 +51,7 @@ class CachingBackend:
             self.prefill_tokens += len(prompt) - found
             return ModelAnswer(text, "stop", (), CallUsage(len(prompt), found, self._output_tokens))
 
-    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
+    async def split(self, text: str, ranges: PartRanges) -> list[str]:
         raise NotImplementedError
 
     def _use(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> int:

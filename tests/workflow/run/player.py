@@ -112,7 +112,7 @@ class Player:
                 return self.answer(request)
             case CallFunction(node=node, args=args) if node.name == "split":
                 words = args["text"].split()
-                return [" ".join(words[start:end]) for start, end in split_ranges(args, len(words), node)]
+                return [" ".join(words[start:end]) for start, end in split_ranges(args, range(len(words) + 1), node)]
             case CallFunction():
                 return self.function(instruction)
             case RunProgram(node=node, args=args):

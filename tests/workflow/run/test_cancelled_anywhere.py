@@ -15,6 +15,7 @@ import weft
 from tests.workflow.run.player import fake_answer
 from weft import ops
 from weft.abi.errors import Overloaded
+from weft.workflow.graph.values import PartRanges
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.frames import Frame
@@ -66,10 +67,10 @@ class World:
                 raise Overloaded("full", retry_after_s=0.0)
         return fake_answer(request)
 
-    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
+    async def split(self, text: str, ranges: PartRanges) -> list[str]:
         with self._in("split"):
             await asyncio.sleep(0)
-        return [text[start:end] for start, end in ranges(len(text))]
+        return [text[start:end] for start, end in ranges(range(len(text) + 1), lambda at: True)]
 
     async def work(self, text: str) -> str:
         with self._in("function"):

@@ -19,6 +19,7 @@ from weft.testing.fake_engine import FakeEngine
 from weft.workflow import api
 from weft.workflow.actuals import CallCounts, RunCounts
 from weft.workflow.graph import graph_from_dict
+from weft.workflow.graph.values import PartRanges
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.functions import MAX_VALUE_BYTES
@@ -46,8 +47,8 @@ class ManualBackend:
             self.num_cancelled += 1
             raise
 
-    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
-        return [text[start:end] for start, end in ranges(len(text))]
+    async def split(self, text: str, ranges: PartRanges) -> list[str]:
+        return [text[start:end] for start, end in ranges(range(len(text) + 1), lambda at: True)]
 
     def answer(self, name: str) -> None:
         self.answers[name].set_result(fake_answer(ModelRequest("/v1/chat/completions", {"messages": [name]})))

@@ -23,6 +23,7 @@ from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 from weft.workflow.api import stream_async
 from weft.workflow.graph import graph_from_dict
+from weft.workflow.graph.values import PartRanges
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.results import RowResult
 
@@ -128,7 +129,7 @@ class LongAnswers:
         self.num_asked += 1
         return ModelAnswer(request.body["messages"][0]["content"] * VALUE_CHARS)
 
-    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
+    async def split(self, text: str, ranges: PartRanges) -> list[str]:
         raise NotImplementedError
 
 

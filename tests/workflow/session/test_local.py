@@ -18,6 +18,7 @@ from weft.workflow.frontend.trace import FlowError
 from weft.workflow.graph import InvalidGraph
 from weft.workflow.graph.nodes import LlmNode, PromptMessage
 from weft.workflow.graph.templates import Reference
+from weft.workflow.graph.values import PartRanges
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import RunServices
 from weft.workflow.run.instructions import RunLimits
@@ -54,8 +55,8 @@ class HeldBackend:
             raise ValueError(f"the model cannot say {text}")
         return ModelAnswer(f"<{text}>")
 
-    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
-        return [text[start:end] for start, end in ranges(len(text))]
+    async def split(self, text: str, ranges: PartRanges) -> list[str]:
+        return [text[start:end] for start, end in ranges(range(len(text) + 1), lambda at: True)]
 
 
 class Host:

@@ -27,7 +27,8 @@ from weft.workflow.actuals import CallUsage
 from weft.workflow.analysis.prompts import PromptTokens
 from weft.workflow.backend.gathered import GatheredAnswer
 from weft.workflow.backend.prompt_tokens import TokenizerPrompts
-from weft.workflow.backend.token_parts import Ranges, parts_of
+from weft.workflow.backend.token_parts import parts_of
+from weft.workflow.graph.values import PartRanges
 from weft.workflow.planner.place import PlanEngine
 from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import CallProgress
@@ -116,7 +117,7 @@ class EndpointBackend:
             tokens = await tokenizer.encode_async(text, add_special_tokens=special, tenant=self._tenant)
         return model, tokens
 
-    async def split(self, text: str, ranges: Ranges) -> list[str]:
+    async def split(self, text: str, ranges: PartRanges) -> list[str]:
         """Parts of a text by the tokens of the model of `fields`, else of the first one."""
         name = self._fields.get("model")
         tokenizer = (self._models[0] if name is None else self._models.find(name)).tokenizer

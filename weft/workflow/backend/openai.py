@@ -11,8 +11,9 @@ import msgspec
 
 from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, Unsupported, WeftError
 from weft.workflow.backend.gathered import GatheredAnswer
-from weft.workflow.backend.token_parts import Ranges, parts_of, pieces_of
+from weft.workflow.backend.token_parts import parts_of, pieces_of
 from weft.workflow.graph.schema_check import schema_mistake, unchecked_keywords
+from weft.workflow.graph.values import PartRanges
 from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import CallProgress
 from weft.workflow.run.calls import CHAT, AnswerRefused, CallBound, ModelAnswer, ModelRequest
@@ -83,7 +84,7 @@ class OpenAIBackend:
                 answer,
             )
 
-    async def split(self, text: str, ranges: Ranges) -> list[str]:
+    async def split(self, text: str, ranges: PartRanges) -> list[str]:
         """Parts of a text by the model's tokens. Raises `Unsupported` for a server without `/tokenize`, which ours and
         vLLM have, and where a part begins or ends within a character of a server that tells tokens as numbers alone."""
         model = await self.only_model()
@@ -95,7 +96,7 @@ class OpenAIBackend:
         if pieces is not None:
             return parts_of(pieces, ranges)
         parts = []
-        for start, end in ranges(len(tokens)):
+        for start, end in ranges(range(len(tokens) + 1), lambda at: True):
             answer = await self._json("POST", "/detokenize", {"model": model, "tokens": tokens[start:end]})
             parts.append(answer["text"] if "text" in answer else answer["prompt"])
             if parts[-1] not in text:

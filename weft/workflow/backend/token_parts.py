@@ -1,29 +1,20 @@
-"""Parts of a text by tokens. A character in several tokens is in the part in which it begins, so that the parts are the
-text."""
+"""Parts of a text by tokens. They begin and end between characters, so that the parts are the text."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from weft.tokenizers.token_bytes import byte_level_bytes, sentencepiece_bytes
-
-Ranges = Callable[[int], list[tuple[int, int]]]
-"""Which of so many tokens make each part, from and to (exclusive)."""
+from weft.workflow.graph.values import PartRanges
 
 
-def parts_of(pieces: Sequence[bytes], ranges: Ranges) -> list[str]:
+def parts_of(pieces: Sequence[bytes], ranges: PartRanges) -> list[str]:
     """The parts of the text whose tokens have these bytes."""
     whole = b"".join(pieces)
     ends = [0, *itertools.accumulate(map(len, pieces))]
-    cuts = {len(whole): len(whole)}
-    found = []
-    for start, end in ranges(len(pieces)):
-        for at in (ends[start], ends[end]):
-            if at not in cuts:
-                cuts[at] = next(cut for cut in range(at, len(whole) + 1) if not _continues(whole, cut))
-        found.append(whole[cuts[ends[start]] : cuts[ends[end]]].decode(errors="replace"))
-    return found
+    found = ranges(ends, lambda at: not _continues(whole, at))
+    return [whole[start:end].decode(errors="replace") for start, end in found]
 
 
 def pieces_of(tokens: Sequence[str], text: str) -> list[bytes] | None:

@@ -140,8 +140,9 @@ def join(values: Variable | Sequence[Any], separator: object = JOIN_SEPARATOR, *
 
 
 def split(value: object, *, max_tokens: int, overlap_tokens: int = 0, name: str | None = None) -> Variable:
-    """Parts of a text of at most `max_tokens` tokens of the model, of which `overlap_tokens` end the part before.
-    `value.split(separator)` splits at a text."""
+    """Parts of a text of at most `max_tokens` tokens of the model, of which up to `overlap_tokens` end the part before.
+    A part begins and ends between characters, so one has more tokens where a single character has; none is empty.
+    Without an overlap the parts together are the text. `value.split(separator)` splits at a text."""
     args: dict[str, Any] = {"text": _text(value), "max_tokens": max_tokens}
     if overlap_tokens:
         args["overlap_tokens"] = overlap_tokens

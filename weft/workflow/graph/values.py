@@ -6,9 +6,10 @@ one; they call nothing and wait for nothing. Values are never changed in place.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +28,8 @@ from weft.workflow.graph.templates import Reference, parse_template
 
 ValueOf = Callable[[Reference], Any]
 """The value that a reference means."""
+PartRanges = Callable[[Sequence[int], Callable[[int], bool]], list[tuple[int, int]]]
+"""The parts of a text by tokens, as `split_ranges` gives them of `ends` and `is_cut`."""
 _ITEM = re.compile(r"-?[0-9]{1,9}")
 MAX_VALUE_CHARS = 16 << 20
 """Of a value that templates and lists make of others."""
@@ -222,24 +225,43 @@ def join(values: Any, separator: Any, node: GraphNode) -> str:
     return between.join(texts)
 
 
-def split_ranges(args: Mapping[str, Any], num_tokens: int, node: GraphNode) -> list[tuple[int, int]]:
-    """The built-in function `split`: which tokens of a text of so many make each part, from and to (exclusive). A text
-    without tokens has no parts. Raises `RowError` for sizes that are none."""
+def split_ranges(
+    args: Mapping[str, Any], ends: Sequence[int], node: GraphNode, is_cut: Callable[[int], bool] = lambda at: True
+) -> list[tuple[int, int]]:
+    """The built-in function `split`: where each part of a text is, from and to (exclusive). `ends` are the places in
+    which its tokens end, behind 0; parts begin and end only where `is_cut` says that a character does. No part is
+    empty, and one has more than `max_tokens` tokens only where a single character has; one that is in two parts in
+    part counts in both. A text without tokens has no parts. Raises `RowError` for sizes that are none."""
     size, overlap = args["max_tokens"], args.get("overlap_tokens", 0)
     for name, number, least in (("max_tokens", size, 1), ("overlap_tokens", overlap, 0)):
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
             raise RowError(f"{name} is {_shown(number)}, not an integer of {least} or more", node.id)
     if overlap >= size:
         raise RowError(f"overlap_tokens is {overlap:,}, which leaves nothing of max_tokens, {size:,}", node.id)
-    step = size - overlap
-    count = -(-max(num_tokens - overlap, 1) // step) if num_tokens else 0
-    if count > MAX_PARTS or count * min(size, num_tokens) > MAX_PARTS_TOKENS:
-        raise RowError(
-            f"these would be {count:,} parts; a text may be split into {MAX_PARTS:,} parts, of {MAX_PARTS_TOKENS:,} "
-            "tokens together",
-            node.id,
-        )
-    return [(part * step, min(part * step + size, num_tokens)) for part in range(count)]
+    num_tokens, parts, total, start, end = len(ends) - 1, list[tuple[int, int]](), 0, 0, 0
+    while end < ends[-1]:
+        while (following := _part_end(start, ends, size, is_cut)) <= end:
+            # The overlap and the next character are too much together.
+            start = next(at for at in range(start + 1, end + 1) if is_cut(at))
+        parts.append((start, following))
+        end, total = following, total + min(size, num_tokens)
+        if len(parts) > MAX_PARTS or total > MAX_PARTS_TOKENS:
+            raise RowError(
+                f"a text may be split into {MAX_PARTS:,} parts, of {MAX_PARTS_TOKENS:,} tokens together", node.id
+            )
+        # The end is in the last token of the part: what the next part repeats begins so many tokens before its end.
+        repeated = ends[max(bisect.bisect_left(ends, end) - overlap, 0)]
+        start = next(at for at in range(min(repeated, end), end + 1) if is_cut(at))
+    return parts
+
+
+def _part_end(start: int, ends: Sequence[int], size: int, is_cut: Callable[[int], bool]) -> int:
+    """Where the longest part of `size` tokens ends that begins here; one character is a part in any case."""
+    first = bisect.bisect_right(ends, start) - 1
+    last = ends[min(first + size, len(ends) - 1)]
+    shorter = (at for at in range(last, start, -1) if is_cut(at))
+    longer = (at for at in range(last, ends[-1] + 1) if is_cut(at))
+    return next(itertools.chain(shorter, longer))
 
 
 def items_of(node: MapNode, value: Any) -> list[Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from weft.workflow.graph.values import PartRanges
 from weft.workflow.run.calls import CallBound, ModelAnswer, ModelRequest, PromptFound
 
 NOTHING_KNOWN = PromptFound()
@@ -39,9 +39,9 @@ class ModelBackend(Protocol):
         another try makes sense."""
         ...
 
-    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
-        """Parts of a text by the model's tokens: `ranges` takes their number and gives the first and the last
-        (exclusive) of each part. Raises `Unsupported` where tokens cannot be counted."""
+    async def split(self, text: str, ranges: PartRanges) -> list[str]:
+        """Parts of a text by the model's tokens: `ranges` takes where they end and where characters do, and gives
+        where each part is. Raises `Unsupported` where tokens cannot be counted."""
         ...
 
 

@@ -7,7 +7,7 @@ such as a function of Python. So what is found is a lower bound, and nothing out
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from weft.workflow.actuals import CachedFigures
 from weft.workflow.graph.nodes import AnyNode, Body, FunctionNode, WorkflowGraph
-from weft.workflow.graph.values import RowError
+from weft.workflow.graph.values import PartRanges, RowError
 from weft.workflow.passes import CachedResult, OperatorCall
 from weft.workflow.run.backend import KnowsTokens, ModelBackend, NamesModels
 from weft.workflow.run.bounds import EvaluationBudget
@@ -60,7 +60,7 @@ class _CacheAlone:
     async def complete(self, request: ModelRequest, started: Any) -> ModelAnswer:
         raise RowError("the answer is not in the prompt cache")
 
-    async def split(self, text: str, ranges: Callable[[int], list[tuple[int, int]]]) -> list[str]:
+    async def split(self, text: str, ranges: PartRanges) -> list[str]:
         return await self._backend.split(text, ranges)
 
 

@@ -376,7 +376,8 @@ class Driver:
         match instruction:
             case CallFunction(node=node, args=args) if node.name == "split":
                 text = text_of(args["text"])
-                return checked_value(await services.backend.split(text, lambda count: split_ranges(args, count, node)))
+                parts = await services.backend.split(text, lambda ends, is_cut: split_ranges(args, ends, node, is_cut))
+                return checked_value(parts)
             case CallFunction(node=node, args=args):
                 if node.source is not None and services.source is None:
                     raise Unsupported(refusal(node))
