@@ -88,6 +88,7 @@ TWO_OUTPUTS = graph(switch("a", "q", x=body(v="q"), y=body(w="q")), outputs={"o"
         (graph(pick("a", "q")), "a: give one of field, regex"),
         (graph(pick("a", "q", strip=True, split=",")), "given: strip and split"),
         (graph(pick("a", "q", strip=False)), "a.strip: must be true"),
+        (graph(pick("a", "q", strip=True, max_items=3)), "a.max_items: is a bound of the list of a slice"),
         (graph(pick("a", "q", regex="(")), "a.regex: missing ): ("),
         (graph(pick("a", "q", regex="a" * 1001)), "1,000 characters at most"),
         (graph(LIST, pick("a", "items", strip=True)), "a.strip: takes a text, and items is a list"),

@@ -125,6 +125,8 @@ def _pick(node: PickNode, type_of: TypeOf) -> Found:
         yield way, f"{node.of} is a list, whose items are numbered; {node.field!r} is not a number"
     if way == "field" and kind.kind == "object" and kind.fields is not None and node.field not in kind.fields:
         yield way, f"{node.of} has no field {node.field!r}.{nearest(node.field or '', kind.fields)}"
+    if node.max_items is not None and way != "slice":
+        yield "max_items", f"is a bound of the list of a slice, and this is {way}"
     if way == "strip" and node.strip is False:
         yield way, "must be true"
     if way in ("regex", "matches"):

@@ -186,7 +186,7 @@ class ExternalNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class PickNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="pick"):
-    """A part or a form of one value: exactly one of the fields beside `of`."""
+    """A part or a form of one value: exactly one of the fields beside `of`, and `max_items` with `slice`."""
 
     of: Named
     field: (
@@ -201,6 +201,10 @@ class PickNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="pi
         | None
     ) = None
     matches: Annotated[str, Meta(description="A regular expression: whether it is found.")] | None = None
+    max_items: (
+        Annotated[int, Meta(ge=1, le=MAX_ITEMS, description="With `slice`: a longer list is an error of its row.")]
+        | None
+    ) = None
 
     WAYS: ClassVar[tuple[str, ...]] = ("field", "regex", "strip", "split", "slice", "matches")
 

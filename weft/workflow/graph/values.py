@@ -200,6 +200,8 @@ def pick(node: PickNode, value: Any) -> Any:
     if node.slice is not None:
         if not isinstance(value, (str, list, tuple)):
             raise _refused(node, "a slice of a text or a list", value)
+        if node.max_items is not None and not isinstance(value, str):
+            _check_length(node, value, node.max_items)
         return value[slice(*node.slice)]
     if not isinstance(value, str):
         raise _refused(node, "a text", value)
@@ -269,8 +271,7 @@ def items_of(node: MapNode, value: Any) -> list[Any]:
     value = _content(value)
     if not isinstance(value, (list, tuple)):
         raise _refused(node, "a list", value)
-    if len(value) > node.max_items:
-        raise RowError(f"the list has {len(value):,} items, and max_items is {node.max_items:,}", node.id)
+    _check_length(node, value, node.max_items)
     return list(value)
 
 
@@ -310,6 +311,11 @@ def _field(node: PickNode, name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)) and _ITEM.fullmatch(name) and -len(value) <= int(name) < len(value):
         return value[int(name)]
     raise RowError(f"{_shown(value)} has no field {name!r}", node.id)
+
+
+def _check_length(node: GraphNode, items: Sequence[Any], max_items: int) -> None:
+    if len(items) > max_items:
+        raise RowError(f"the list has {len(items):,} items, and max_items is {max_items:,}", node.id)
 
 
 def _content(value: Any) -> Any:

@@ -1,5 +1,5 @@
 """A slice of what a map makes becomes a map over the slice, where nothing else needs the map: items outside the slice
-are not computed. An error that one of them would have made vanishes, as does that of a list longer than `max_items`."""
+are not computed. An error that one of them would have made vanishes; that of a list longer than `max_items` stays."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from weft.workflow.graph.names import NameTable, all_nodes
 from weft.workflow.graph.nodes import (
+    MAX_ITEMS,
     AnyNode,
     Body,
     GraphNode,
@@ -42,7 +43,8 @@ def push_slices(graph: WorkflowGraph, lookup: Lookup = nothing_cached) -> PassRe
 
 
 def _pushable(graph: WorkflowGraph) -> dict[str, list[PickNode]]:
-    """By the id of a map, the nodes that take the same slice of it, where nothing else uses it."""
+    """By the id of a map, the nodes that take the same slice of it, where nothing else uses it. A slice whose bound is
+    lower than the map's stays where it is: its error may be in a case of a switch that is not taken."""
     every = list(all_nodes(graph.nodes))
     users: dict[str, list[GraphNode | None]] = defaultdict(list)
     bodies = [body_of(graph), *(body for node in every for body in node.bodies.values())]
@@ -57,9 +59,13 @@ def _pushable(graph: WorkflowGraph) -> dict[str, list[PickNode]]:
     for node in every:
         picks = [user for user in users[node.id] if isinstance(user, PickNode) and user.slice is not None]
         same = len(picks) == len(users[node.id]) and len({pick.slice for pick in picks}) == 1
-        if isinstance(node, MapNode) and same:
+        if isinstance(node, MapNode) and same and all(_bound(pick) >= node.max_items for pick in picks):
             found[node.id] = picks
     return found
+
+
+def _bound(pick: PickNode) -> int:
+    return MAX_ITEMS if pick.max_items is None else pick.max_items
 
 
 def _pushed(body: Body, slices: Mapping[str, list[PickNode]], names: NameTable) -> Body:
@@ -69,9 +75,10 @@ def _pushed(body: Body, slices: Mapping[str, list[PickNode]], names: NameTable) 
         if node.id in gone:
             continue
         if isinstance(node, MapNode) and node.id in slices:
-            part = PickNode(id=names.take(f"{node.id}_over"), of=node.over, slice=slices[node.id][0].slice)
-            nodes.append(part)
-            node = replace(node, over=part.id)
+            part = slices[node.id][0].slice
+            over = names.take(f"{node.id}_over")
+            nodes.append(PickNode(id=over, of=node.over, slice=part, max_items=node.max_items))
+            node = replace(node, over=over)
         inner = {place: _pushed(inside, slices, names) for place, inside in node.bodies.items()}
         nodes.append(cast(AnyNode, node.with_bodies(inner)))
     return replace(body, nodes=tuple(nodes))
