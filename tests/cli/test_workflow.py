@@ -191,6 +191,14 @@ def test_explain_shows_the_plan_without_a_model(weft, file, tmp_path):
     assert weft("workflow", "explain", *arguments, "--mermaid").stdout.startswith("flowchart TD\n")
 
 
+def test_explain_refuses_statistics_that_cannot_be_true(weft, file, tmp_path):
+    (statistics := tmp_path / "statistics.json").write_text('{"topic": {"output_tokens": NaN}, "llm_1": {"items": -1}}')
+    result = weft("workflow", "explain", str(file), "--rows", "20", "--statistics", str(statistics))
+    assert result.exit_code == 1
+    assert "topic.output_tokens: is nan; a number from 0" in result.stderr
+    assert "llm_1.items: is -1; a number from 0" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -19,7 +19,7 @@ from weft.workflow.analysis.analyse import analyse
 from weft.workflow.analysis.objectives import OutputObjectives, WantedOutputs
 from weft.workflow.analysis.operators import TooManyOperators
 from weft.workflow.analysis.prompts import PromptTokens, TokensOf
-from weft.workflow.analysis.statistics import Statistics
+from weft.workflow.analysis.statistics import range_mistakes
 from weft.workflow.backend.prompt_tokens import EstimatedPrompts, TokenizerPrompts
 from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
@@ -28,9 +28,9 @@ from weft.workflow.graph.check import check
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.json import graph_from_dict
 from weft.workflow.graph.labels import labelled_nodes
-from weft.workflow.graph.mistakes import InvalidGraph, nearest
+from weft.workflow.graph.mistakes import MAX_SHOWN, InvalidGraph, Mistake, listing, nearest
 from weft.workflow.graph.names import all_nodes
-from weft.workflow.graph.nodes import LlmNode, WorkflowGraph, count_nodes
+from weft.workflow.graph.nodes import LlmNode, SwitchNode, WorkflowGraph, count_nodes
 from weft.workflow.passes import Lookup, nothing_cached
 from weft.workflow.passes import optimise as optimise_graph
 from weft.workflow.planner.place import NoEngine, PlanEngine
@@ -173,19 +173,32 @@ def explain_run(
 
 
 def check_statistics(statistics: Mapping[str, Any], *graphs: WorkflowGraph) -> None:
-    """Raise `InvalidRequest` for unknown figures, and for names that occur neither in the user's graph nor in the
-    optimised one."""
+    """Raise `InvalidRequest` for figures that do not exist or cannot be true, and for names and cases that occur
+    neither in the user's graph nor in the optimised one: one error has all mistakes."""
     if not isinstance(statistics, Mapping):
         raise InvalidRequest("statistics: an object is needed, with figures by node", "statistics")
-    try:
-        Statistics(statistics)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"statistics: {error}", "statistics") from None
-    known = [name for graph in graphs for name in graph.inputs]
-    known += [label for graph in graphs for label, _ in labelled_nodes(graph.nodes)]
-    for name in statistics:
-        if not any(name == label or name.startswith(f"{label}.") for label in known):
-            raise InvalidRequest(f"statistics: nothing is called {name!r}.{nearest(name, known)}", "statistics")
+    known = dict.fromkeys(name for graph in graphs for name in graph.inputs)
+    cases: dict[str, dict[str, None]] = {}
+    for graph in graphs:
+        for label, node in labelled_nodes(graph.nodes):
+            known[label] = None
+            if isinstance(node, SwitchNode):
+                cases.setdefault(label, {}).update(dict.fromkeys(node.bodies))
+    mistakes: list[Mistake] = []
+    for name, fields in statistics.items():
+        if not any(name == label or str(name).startswith(f"{label}.") for label in known):
+            mistakes.append(Mistake("", f"nothing is called {name!r}.{nearest(str(name), known)}"))
+            continue
+        mistakes += range_mistakes(name, fields)
+        shares = fields.get("shares") if isinstance(fields, Mapping) else None
+        for case in shares if isinstance(shares, Mapping) else ():
+            if case not in cases.get(name, {}):
+                known_cases = f"there are {', '.join(cases[name])}" if name in cases else f"{name} is no switch"
+                mistakes.append(Mistake(f"{name}.shares", f"there is no case {case!r}; {known_cases}"))
+    if len(mistakes) == 1:
+        raise InvalidRequest(f"statistics: {mistakes[0]}", "statistics")
+    if mistakes:
+        raise InvalidRequest(listing("The statistics have", mistakes, MAX_SHOWN), "statistics")
 
 
 def unknown_server(graph: WorkflowGraph, model: str) -> PlanSources:

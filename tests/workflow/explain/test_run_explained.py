@@ -181,6 +181,8 @@ def test_before_a_run_and_after_it(shared: RunningServer) -> None:
             client.workflows.explain_run(run.id, "png")
         with pytest.raises(ServerError, match="nothing is called 'x'"):
             client.workflows.explain(id, ROWS, statistics={"x": {"output_tokens": 4}})
+        with pytest.raises(ServerError, match="output_tokens: is -4; a number from 0"):
+            client.workflows.explain(id, ROWS, statistics={"topic": {"output_tokens": -4}})
         with pytest.raises(ServerError, match="are explained at most"):
             client.workflows.explain(id, 10**6)
         with pytest.raises(ServerError, match="one of rows and num_rows"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 
 from tests.workflow.planner.analysed import scheduled, words
 from tests.workflow.random_graphs import INPUTS, graphs
-from tests.workflow.shapes import body, graph, llm, loop, mapped, pick
+from tests.workflow.shapes import body, graph, llm, loop, mapped, pick, switch, text
 from weft.abi.errors import InvalidRequest
 from weft.core.cost.model import ForwardModel
 from weft.testing.word_tokens import WordTokens
@@ -189,6 +190,45 @@ def test_what_does_not_fit_is_refused_by_name(options: dict[str, Any], param: st
     with pytest.raises(InvalidRequest) as caught:
         planned(DEBATE, rows, **options)
     assert caught.value.param == param
+
+
+CHOICE = graph(
+    pick("parts", "q", split=" "),
+    mapped("m", "parts", body(llm("a", "{{i}}"), v="a")),
+    switch("s", "q", a=body(llm("b"), v="b")) | {"default": body(text("c", "z"), v="c")},
+    outputs={"m": "m", "s": "s"},
+)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "message"),
+    [
+        ({"m": {"items": -3}}, "statistics: m.items: is -3; a number from 0 to 10,000 is needed"),
+        ({"m": {"items": 1e308}}, "m.items: is 1e+308; a number from 0"),
+        ({"m": {"items": float("nan")}}, "m.items: is nan; a number from 0"),
+        ({"m": {"items": True}}, "m.items: is True; a number from 0"),
+        ({"m": {"rounds": 0}}, "m.rounds: is 0; a number from 1 to 1,000 is needed"),
+        ({"q": {"output_tokens": float("inf")}}, "q.output_tokens: is inf; a number from 0 to 10,000,000 is needed"),
+        ({"q": {"tokens": 1}}, "q.tokens: there is no such figure; there are output_tokens, items, rounds, shares"),
+        ({"q": 3}, "q: an object is needed, with output_tokens, items, rounds, shares"),
+        ({"s": {"shares": {"cases[a]": -1}}}, "s.shares.cases[a]: is -1; a number from 0 to 1 is needed"),
+        ({"s": {"shares": {"cases[a]": 0.6, "default": 0.5}}}, "s.shares: the shares are 1.1 together; at most 1"),
+        ({"s": {"shares": {"a": 0.9}}}, "s.shares: there is no case 'a'; there are cases[a], default"),
+        ({"s": {"shares": [1]}}, "s.shares: an object is needed, with the part of the rows by case"),
+        ({"m": {"shares": {"a": 0.9}}}, "m.shares: there is no case 'a'; m is no switch"),
+        ({"q": {"output_tokens": -5}, "mm": {}, "m": {"items": -1}}, "The statistics have 3 mistakes:\n  q.output"),
+    ],
+)
+def test_statistics_that_cannot_be_true_are_refused(statistics: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(message)) as caught:
+        planned(CHOICE, 2, statistics=statistics)
+    assert caught.value.param == "statistics"
+
+
+def test_statistics_at_their_limits_are_taken() -> None:
+    shares = {"cases[a]": 1 / 3, "default": 2 / 3}
+    figures = {"m": {"items": 0, "rounds": None}, "s": {"shares": shares}, "q": {"output_tokens": 10_000_000}}
+    assert planned(CHOICE, 3, statistics=figures).predicted.calls == pytest.approx(1)
 
 
 def test_a_workflow_that_would_take_too_long_is_refused() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+
+from weft.workflow.graph.mistakes import Mistake, nearest
+from weft.workflow.graph.nodes import MAX_ITEMS, ROUNDS_LIMIT
 
 DEFAULT_OUTPUT_TOKENS = 256
 """Of an answer without `max_tokens`; with it, half of that where it is less."""
@@ -15,6 +18,12 @@ DEFAULT_ITEMS = 8
 """Of a list that a map goes through."""
 SAMPLED_PART = 0.1
 MAX_SAMPLED_ROWS = 30
+
+
+MAX_TOKENS = 10_000_000
+"""Of a value; more would be more than any engine holds, and more than costs can be counted with."""
+_SUM_SLACK = 1e-6
+"""By which shares that are rounded may be more than all rows."""
 
 
 class NodeStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -30,6 +39,42 @@ class NodeStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """Of a switch: the part of the rows that takes each case, by its place."""
 
 
+_RANGES = {"output_tokens": (0, MAX_TOKENS), "items": (0, MAX_ITEMS), "rounds": (1, ROUNDS_LIMIT)}
+"""Of means: the least and the most."""
+
+
+def range_mistakes(name: str, fields: Any) -> Iterator[Mistake]:
+    """What is wrong with the figures of a node or an input, whatever it is."""
+    if not isinstance(fields, Mapping):
+        yield Mistake(name, f"an object is needed, with {', '.join(NodeStatistics.__struct_fields__)}")
+        return
+    for field, value in fields.items():
+        place = f"{name}.{field}"
+        if field in _RANGES:
+            least, most = _RANGES[field]
+            if value is not None and not _is_within(value, least, most):
+                yield Mistake(place, f"is {value!r:.60}; a number from {least} to {most:,} is needed")
+        elif field != "shares":
+            known = NodeStatistics.__struct_fields__
+            yield Mistake(place, f"there is no such figure; there are {', '.join(known)}.{nearest(str(field), known)}")
+        elif isinstance(value, Mapping):
+            yield from _share_mistakes(place, value)
+        elif value is not None:
+            yield Mistake(place, "an object is needed, with the part of the rows by case")
+
+
+def _share_mistakes(place: str, shares: Mapping[str, Any]) -> Iterator[Mistake]:
+    wrong = [case for case, share in shares.items() if not _is_within(share, 0, 1)]
+    for case in wrong:
+        yield Mistake(f"{place}.{case}", f"is {shares[case]!r:.60}; a number from 0 to 1 is needed")
+    if not wrong and (total := sum(shares.values())) > 1 + _SUM_SLACK:
+        yield Mistake(place, f"the shares are {total:g} together; at most 1 is needed")
+
+
+def _is_within(value: Any, least: float, most: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+
+
 class RowValue(NamedTuple):
     """An input in each row."""
 
@@ -43,7 +88,7 @@ class Statistics:
     """Known figures first, stored by path of the node or name of the input; then defaults."""
 
     def __init__(self, known: Mapping[str, Any] | None = None):
-        """Raises `msgspec.ValidationError` for an unknown field."""
+        """Raises `msgspec.ValidationError` for an unknown field; `range_mistakes` has found what else is wrong."""
         self._known = {name: msgspec.convert(fields, NodeStatistics) for name, fields in (known or {}).items()}
 
     def output_tokens(self, path: str, request: Mapping[str, Any]) -> int:

@@ -20,6 +20,9 @@ VERSION = 1
 MAX_NODES = 10_000
 """Nodes of a graph, those of bodies included."""
 MAX_ROUNDS = 16
+"""Of a loop that says nothing else."""
+ROUNDS_LIMIT = 1000
+"""Of any loop."""
 MAX_ITEMS = 10_000
 CALL_RETRIES = 3
 DEFAULT_OUTPUT = "value"
@@ -285,7 +288,7 @@ class LoopNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="lo
     until: (
         Annotated[str, Meta(description="A value of the body, looked at after each round: true ends the loop.")] | None
     ) = None
-    max_rounds: Annotated[int, Meta(ge=1, le=1000, description="Rounds at most; without `until`, exactly.")] = (
+    max_rounds: Annotated[int, Meta(ge=1, le=ROUNDS_LIMIT, description="Rounds at most; without `until`, exactly.")] = (
         MAX_ROUNDS
     )
     at_limit: Annotated[
