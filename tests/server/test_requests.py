@@ -120,6 +120,11 @@ def test_wrong_fields_are_named(server: RunningServer, fields: dict, param: str)
     assert param.partition("[")[0] in error["message"]
 
 
+def test_a_value_that_is_none_of_a_list_is_refused_with_the_list(server: RunningServer) -> None:
+    message = error_of(server.chat(objective="fast"))["message"]
+    assert message == "objective: Invalid enum value 'fast'; there are latency, ttft, throughput, deadline, batch."
+
+
 def test_effort_and_verbosity_reach_the_chat_template() -> None:
     template = CHATML + "{% if reasoning_effort %}[{{ reasoning_effort }}|{{ verbosity }}]{% endif %}"
     with running(tokenizer=byte_tokenizer(template)) as server:

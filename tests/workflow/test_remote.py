@@ -83,6 +83,18 @@ def test_errors_are_those_of_a_local_run(shared: RunningServer, client: Client) 
     assert [result.outputs for result in remote] == [result.outputs for result in local]
 
 
+NAMES = "latency, ttft, throughput, deadline, batch"
+
+
+@pytest.mark.parametrize("objective", ["fast", {"text": "fast"}])
+def test_an_objective_that_does_not_exist_is_refused_with_those_that_do(
+    shared: RunningServer, client: Client, objective: Any
+) -> None:
+    for on in (client, shared.url):
+        with pytest.raises(WeftError, match=f"objective.*'fast'.*; there are {NAMES}"):
+            tell.run(ROWS[:1], on=on, objective=objective)
+
+
 def test_values_from_outside(client: Client) -> None:
     async def external(asked: Any) -> Any:
         return {"row": asked.task.row, "node": asked.node.id}

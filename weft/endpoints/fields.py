@@ -12,8 +12,8 @@ import difflib
 import functools
 import re
 import types
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -27,6 +27,8 @@ from weft.endpoints.schemas.nested import NESTED_ADVISORY
 T = TypeVar("T", bound=msgspec.Struct)
 
 _PATH = re.compile(r"`\$\.?([^`]*)`")
+_STEP = re.compile(r"\[[^]]*\]|[^.[]+")
+"""Of a path: a field, or an item of a list or value of an object in brackets."""
 NEVER: tuple[Any, ...] = ()
 
 
@@ -135,7 +137,41 @@ def request_from(kind: type[T], raw: Any, defaults_of: Callable[[Any], Mapping[s
         return msgspec.convert(kept, kind, str_keys=True)
     except msgspec.ValidationError as error:
         message, param = _located(error)
-        raise InvalidRequest(_with_key(message, param, kept, kind), param) from None
+        message = _with_key(message, param, kept, kind).removesuffix(".")
+        raise InvalidRequest(f"{with_allowed(message, kind, param or '')}.", param) from None
+
+
+def with_allowed(message: str, kind: Any, path: str) -> str:
+    """A message of msgspec about the value at a path in an object of this type, such as `messages[0].role`; where the
+    value is none of those that the type lists, with these."""
+    if "Invalid enum value" not in message:
+        return message
+    found = [kind]
+    for step in _STEP.findall(path):
+        found = [inner for option in found for inner in _inside(option, step)]
+    literals = [one for option in found for one in _options(option) if get_origin(one) is Literal]
+    allowed = [str(value) for literal in literals for value in get_args(literal)]
+    return f"{message}; there are {', '.join(dict.fromkeys(allowed))}" if allowed else message
+
+
+def _inside(kind: Any, step: str) -> Iterator[Any]:
+    """The types of what is at a step within an object of a type: a field, an item or a value."""
+    for option in _options(kind):
+        if isinstance(option, type) and issubclass(option, msgspec.Struct):
+            yield from [_hints(option)[step]] if step in _hints(option) else []
+        elif step.startswith("[") and get_origin(option) in (dict, list, tuple):
+            yield get_args(option)[1 if get_origin(option) is dict else 0]
+
+
+def _options(kind: Any) -> Iterator[Any]:
+    """The types that a type is one of."""
+    if get_origin(kind) is Annotated:
+        yield from _options(get_args(kind)[0])
+    elif get_origin(kind) in (types.UnionType, Union):
+        for option in get_args(kind):
+            yield from _options(option)
+    else:
+        yield kind
 
 
 def shapes_of(kind: type[msgspec.Struct]) -> Mapping[str, Any]:
@@ -164,8 +200,8 @@ def _takes_any(kind: msgspec.inspect.Type) -> bool:
 def _with_key(message: str, param: str | None, kept: dict[str, Any], kind: type[msgspec.Struct]) -> str:
     """Add the first invalid key to a message about a field that maps keys to values: msgspec does not name it."""
     name = (param or "").partition("[")[0]
-    hint = _hints(kind).get(name)
-    if get_origin(hint) is not dict or not isinstance(kept.get(name), dict):
+    hint = next((option for option in _options(_hints(kind).get(name)) if get_origin(option) is dict), None)
+    if hint is None or not isinstance(kept.get(name), dict):
         return message
     for key, value in kept[name].items():
         try:

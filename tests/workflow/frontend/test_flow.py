@@ -217,7 +217,11 @@ def test_what_needs_a_value_now_names_the_operator(wrong: Callable[[Any], Any], 
         (lambda q: ops.llm(q, schema=object()), "has no JSON schema"),
         (lambda q: ops.function(lambda: 1), "needs a name"),
         (lambda q: ops.llm(q, retries="x"), "Expected 'int', got 'str' - at '\\$.retries'"),
-        (lambda q: ops.llm([{"role": "uzer", "content": "x"}]), "Invalid enum value 'uzer'"),
+        (
+            lambda q: ops.llm([{"role": "uzer", "content": "x"}]),
+            "Invalid enum value 'uzer'; there are system, ",
+        ),
+        (lambda q: ops.loop(lambda a: a, q, at_limit="go"), "Invalid enum value 'go'; there are fail, stop - at"),
         (
             lambda q: ops.function(len, object()),
             r"test_flow.py:\d+: function.args.obj: a value of builtins.object is not",

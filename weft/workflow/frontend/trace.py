@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from weft.endpoints.fields import with_allowed
 from weft.workflow.frontend.json_values import NotJson, as_json
 from weft.workflow.frontend.marks import NeedsValueError, has_mark, marked_in, templated
 from weft.workflow.frontend.variable import Values, Variable, reference_in, trace_in
@@ -189,7 +190,9 @@ def _converted(node: GraphNode, fields: Mapping[str, Any], line: str) -> GraphNo
     try:
         made = msgspec.convert(msgspec.to_builtins(node), type(node))
     except msgspec.ValidationError as error:
-        raise FlowError(f"{place}: {error}".replace("`", "'")) from None
+        what, at, where = str(error).partition(" - at ")
+        what = with_allowed(what, type(node), where.strip("`").removeprefix("$."))
+        raise FlowError(f"{place}: {what}{at}{where}".replace("`", "'")) from None
     except TypeError as error:
         raise FlowError(f"{place}{_not_json(given, '') or f': a value is not JSON: {error}'}") from None
     made = made.visit(template)

@@ -9,6 +9,7 @@ from typing import Any, cast, get_type_hints
 import msgspec
 from msgspec.structs import replace
 
+from weft.endpoints.fields import with_allowed
 from weft.workflow.graph.check import MAX_DEPTH, check, checked_types, too_large
 from weft.workflow.graph.digest import canonical, free_references
 from weft.workflow.graph.mistakes import InvalidGraph, Mistake, nearest
@@ -194,7 +195,7 @@ class _Reader:
         except (msgspec.ValidationError, RecursionError) as error:
             what, _, where = str(error).partition(" - at ")
             inner = where.strip("`").removeprefix("$")
-            self._add(f"{at}{inner}", what.replace("`", "'"))
+            self._add(f"{at}{inner}", with_allowed(what.replace("`", "'"), hint, inner.removeprefix(".")))
             return None
 
     def _unknown(self, raw: Mapping[str, Any], known: tuple[str, ...], prefix: str) -> None:
