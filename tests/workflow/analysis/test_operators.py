@@ -106,6 +106,69 @@ def test_a_map_counts_its_items_and_shares_what_is_before_them() -> None:
     assert end.items == 1
 
 
+def of_rows(raw: dict[str, Any], *values: Any) -> Unrolled:
+    tokens = WordTokens()
+    return unroll(graph_from_dict(raw), lambda model: tokens, Statistics(), "m", [{"q": value} for value in values])
+
+
+NOTES = body(llm("note", "About {{i}} more"), value="note")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "over", "lists"),
+    [
+        ([], "q", (("a b", "c"), ("d",), ())),
+        ([pick("part", "q", slice=[0, 1])], "part", (("a b",), ("d",), ())),
+        ([{"id": "l", "op": "data", "value": ["x", "y z"]}], "l", (("x", "y z"),) * 3),
+        ([{"id": "l", "op": "list", "of": ["{{q}}", "x"]}], "l", (('["a b","c"]', "x"), ('["d"]', "x"), ("[]", "x"))),
+        ([text("t", "{{q}};x"), pick("l", "t", split=";")], "l", (('["a b","c"]', "x"), ('["d"]', "x"), ("[]", "x"))),
+    ],
+)
+def test_lists_that_are_known_before_a_run_are_read(nodes: list[Any], over: str, lists: tuple[Any, ...]) -> None:
+    made = of_rows(graph(*nodes, mapped("m", over, NOTES)), ["a b", "c"], ["d"], [])
+    (note,) = made.operators
+    items = [item for each in lists for item in each]
+    assert note.calls == pytest.approx(len(items) / 3)
+    assert note.items == max(1, round(len(items) / 3))
+    assert note.sure == tuple(map(bool, lists))
+    (item,) = (each for each in made.placeholders if each.name == "m.i")
+    assert item.lists == lists
+    assert item.tokens == round(sum(len(each.split()) for each in items) / len(items))
+
+
+def test_parts_of_known_items_are_known() -> None:
+    inside = body(pick("b", "i", field="b"), llm("note", "{{i.a}} {{b}}"), value="note")
+    made = of_rows(graph(mapped("m", "q", inside)), [{"a": "x", "b": ["y"]}], [{"a": "z", "b": 3}])
+    lists = {each.name: each.lists for each in made.placeholders if each.lists is not None}
+    assert lists["i.a"] == (("x",), ("z",))
+    assert lists["m.b"] == (('["y"]',), ("3",))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        graph(llm("a"), pick("parts", "a", split=" "), mapped("m", "parts", NOTES)),
+        graph(
+            loop("l", {"s": "q"}, body(text("t", "{{s}};x"), s="t")),
+            pick("p", "l.s", split=";"),
+            mapped("m", "p", NOTES),
+        ),
+    ],
+)
+def test_lists_that_a_run_makes_are_not_known(raw: dict[str, Any]) -> None:
+    made = of_rows(raw, "a", "b;c")
+    assert all(each.lists is None for each in made.placeholders)
+    assert made.operators[-1].sure == (False, False)
+
+
+def test_what_a_row_may_do_without_is_not_sure() -> None:
+    case = switch("s", "q", x=body(llm("a"), v="a"))
+    rounds = loop("l", {"s": "q"}, body(llm("b", "{{s}}"), pick("e", "b", matches="x"), s="b"), until="e", max_rounds=3)
+    made = of_rows(graph(case, rounds, outputs={"s": "s", "l": "l.s"}), "x", "y")
+    sure = {(each.node, *each.rounds): all(each.sure) for each in made.operators}
+    assert sure == {("s[x].a",): False, ("l.b", 0): True, ("l.b", 1): False}
+
+
 def test_a_loop_is_unrolled_for_its_expected_rounds() -> None:
     raw = graph(
         loop(

@@ -10,6 +10,7 @@ from weft.workflow.analysis.statistics import (
     DEFAULT_OUTPUT_TOKENS,
     DEFAULT_VALUE_TOKENS,
     Statistics,
+    list_value,
     row_value,
     sampled_rows,
 )
@@ -49,6 +50,24 @@ def test_equal_values_are_one_class_and_counted_once() -> None:
     assert value.classes == (0, 1, 0, 2)
     assert value.tokens == (2, 1, 2, 7)
     assert counted == ["aa", "b", '{"k":1}']
+
+
+def test_equal_items_are_one_class_whatever_lists_they_are_in() -> None:
+    value = list_value([["aa", "b"], [], ["b", "cccc"], ["aa", "b"]], len)
+    assert value.classes == (0, 1, 2, 0)
+    assert value.tokens == (2, 0, 2, 2)  # means: 1.5 and 2.5
+    assert value.lengths == (2, 0, 2, 2)
+    assert value.items == (0, 1, 1, 2, 0, 1)
+
+
+def test_what_values_begin_with_alike_is_the_own_of_one() -> None:
+    def count(text: str) -> int:
+        return len(text.split())
+
+    values = ["a b c d e", "x", "a b c f g", "a b", "x"]
+    value = row_value(values, count)
+    assert value.least is not None
+    assert list(value.least()) == [2, 0, 1, 1]  # of c d e, of x, of f g, and of a b, each less one
 
 
 def test_a_tenth_of_the_rows_is_sampled() -> None:

@@ -7,13 +7,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
+from tests.workflow.naive import NaiveRunner
 from tests.workflow.planner.analysed import scheduled, words
 from tests.workflow.random_graphs import INPUTS, graphs
 from tests.workflow.shapes import body, graph, llm, loop, mapped, pick, switch, text
@@ -21,7 +23,9 @@ from weft.abi.errors import InvalidRequest
 from weft.core.cost.model import ForwardModel
 from weft.testing.word_tokens import WordTokens
 from weft.workflow import plan
-from weft.workflow.graph import graph_from_dict
+from weft.workflow.graph import canonical, graph_from_dict
+from weft.workflow.graph.nodes import LlmNode
+from weft.workflow.graph.values import RowError
 from weft.workflow.planner.place import PlanEngine
 from weft.workflow.planner.plan import Plan
 
@@ -101,6 +105,79 @@ raw = dict(MANY, nodes=MANY["nodes"][:: int(sys.argv[1])])
 rows = [{"q": f"a b{row % 3} c"} for row in range(9)]
 print(json.dumps(planned(raw, rows, statistics={"n1": {"output_tokens": 9}}).to_dict()))
 """
+
+
+def computed(raw: dict[str, Any], rows: list[dict[str, Any]]) -> int:
+    """Tokens of the tree of all prompts, each once."""
+    tokens, prefixes = WordTokens(), set()
+
+    def model(node: LlmNode, request: Mapping[str, Any]) -> str:
+        if node.messages is None:
+            said = request["prompt"]
+        else:
+            said = tokens.chat([{"content": "", **message} for message in request["messages"]], request)
+        prompt = tuple(tokens.encode(said))
+        prefixes.update(prompt[: end + 1] for end in range(len(prompt)))
+        return "x x" if len(prompt) % 2 else ""
+
+    for row in rows:
+        NaiveRunner(model=model).run(canonical(graph_from_dict(raw)), row)
+    return len(prefixes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.lists(st.sampled_from(["y. x. y", "y. x", "a b c", "", "a b. a b d"]), min_size=1, max_size=4))
+def test_no_run_computes_less_than_the_least(raw: dict[str, Any], values: list[str]) -> None:
+    rows = [dict.fromkeys(INPUTS, value) for value in values]
+    try:
+        most = computed(raw, rows)
+    except RowError:
+        assume(False)
+    assert planned(raw, rows, optimise=False).predicted.min_prefill_tokens <= most
+
+
+NOTES = graph(mapped("m", "q", body(llm("note", f"{words(20)} {{{{i}}}}"), v="note")))
+
+
+@pytest.mark.parametrize(
+    ("lists", "different"),
+    [
+        ([["a b c", "d e f"]] * 20, 2),
+        ([["a b c"], ["d e f", "a b c"], [], ["d e f"], ["g h i", "d e f"]], 3),
+        ([["a b c", "a b c", "a b c"]], 1),
+    ],
+)
+def test_lists_of_rows_are_counted_as_they_are(lists: list[list[str]], different: int) -> None:
+    rows = [{"q": each} for each in lists]
+    count = sum(map(len, lists))
+    engine = {"model": "m", "kv_tokens": 8192, "page_size": 1}
+    found = planned(NOTES, rows, engines=[engine]).predicted
+    # <user>, 20 words, an item of three words, <end> <assistant>
+    assert (found.calls, found.prompt_tokens) == (count, count * 26)
+    # Of each item and each text behind one a token may be part of what is before.
+    assert found.min_prefill_tokens == 21 + different * (2 + 1)
+    assert found.min_prefill_tokens <= computed(NOTES, rows) == 21 + different * 5
+
+
+def test_items_that_other_lists_have_too_are_found_again() -> None:
+    engine = {"model": "m", "kv_tokens": 8192, "page_size": 1}
+    pairs = [[f"{words(30, f'x{row}_')}", f"{words(30, f'x{row + 1}_')}"] for row in range(8)]
+    lone = [[f"{words(30, f'x{row}_')}", f"{words(30, f'y{row}_')}"] for row in range(8)]
+    again, new = (
+        planned(NOTES, [{"q": each} for each in lists], engines=[engine]).predicted for lists in (pairs, lone)
+    )
+    assert again.prompt_tokens == new.prompt_tokens
+    assert new.cached_tokens - 10 < again.cached_tokens - 7 * 30 < new.cached_tokens + 10
+
+
+def test_what_is_not_known_is_not_part_of_the_least() -> None:
+    parts = pick("parts", "a", split=" ")
+    raw = graph(llm("a", f"{words(9)} {{{{q}}}}"), parts, mapped("m", "parts", body(llm("b", "{{i}} {{a}}"), v="b")))
+    made = planned(raw, [{"q": f"{row} x y"} for row in range(3)])
+    # <user> and 9 words; for each row two of its words, and one of <end> <assistant>
+    assert made.predicted.min_prefill_tokens == 10 + 3 * (2 + 1)
+    assert made.prediction.by_node()["m.b"].min_prefill_tokens == 0
+    assert planned(raw, 3).predicted.min_prefill_tokens == 10 + 1  # of the rows only the number is known
 
 
 def test_every_process_makes_the_same_plan() -> None:

@@ -9,7 +9,7 @@ from weft.workflow.analysis.operators import Unrolled, unroll
 from weft.workflow.analysis.prefix_tree import PrefixTree, prefix_tree
 from weft.workflow.analysis.prompts import TokensOf
 from weft.workflow.analysis.row_prompts import RowPrompts, RowValues
-from weft.workflow.analysis.statistics import RowValue, Statistics, row_value
+from weft.workflow.analysis.statistics import RowValue, Statistics, list_value, row_value
 from weft.workflow.graph import WorkflowGraph, canonical
 
 
@@ -33,32 +33,37 @@ def analyse(
     `msgspec.ValidationError` for a statistic that does not exist, and the errors of `tokens`."""
     graph = canonical(graph)
     known = Statistics(statistics)
-    unrolled = unroll(graph, tokens, known, model)
+    unrolled = unroll(graph, tokens, known, model, rows)
     tree = prefix_tree([(operator.model, operator.template) for operator in unrolled.operators])
     num_rows = rows if isinstance(rows, int) else len(rows)
-    values = _row_values(graph, rows, unrolled, tree, (known, tokens))
+    values = _row_values(rows, unrolled, tree, (known, tokens))
     return AnalysedGraph(graph, unrolled, tree, RowPrompts(unrolled, tree, values, num_rows))
 
 
 def _row_values(
-    graph: WorkflowGraph,
     rows: Sequence[Mapping[str, Any]] | int,
     unrolled: Unrolled,
     tree: PrefixTree,
     given: tuple[Statistics, TokensOf],
 ) -> RowValues:
-    """The inputs that stand in prompts. Models that share a tokenizer count each value once."""
+    """The inputs and known items that stand in prompts. Models that share a tokenizer count each value once."""
     known, tokens = given
     models = dict.fromkeys(operator.model for operator in unrolled.operators)
-    if isinstance(rows, int):
-        expected = {name: known.input_value(name, rows) for name in graph.inputs}
-        return dict.fromkeys(models, expected)
-    placeholders = [unrolled.placeholders[node.placeholder] for node in tree.nodes if node.placeholder is not None]
-    used = dict.fromkeys(placeholder.name for placeholder in placeholders if placeholder.tokens is None)
-    columns = {name: [row[name] for row in rows] for name in used}
-    counted: dict[int, Mapping[str, RowValue]] = {}
+    numbers = dict.fromkeys(node.placeholder for node in tree.nodes if node.placeholder is not None)
+    used = {number: unrolled.placeholders[number] for number in numbers}
+    names = dict.fromkeys(placeholder.name for placeholder in used.values() if placeholder.tokens is None)
+    counted: dict[int, Mapping[str | int, RowValue]] = {}
     for model in models:
         counter = tokens(model)
         if id(counter) not in counted:
-            counted[id(counter)] = {name: row_value(values, counter.count) for name, values in columns.items()}
+            values: dict[str | int, RowValue] = {}
+            for name in names:
+                if isinstance(rows, int):
+                    values[name] = known.input_value(name, rows)
+                else:
+                    values[name] = row_value([row[name] for row in rows], counter.count)
+            for number, placeholder in used.items():
+                if placeholder.lists is not None:
+                    values[number] = list_value(placeholder.lists, counter.count)
+            counted[id(counter)] = values
     return {model: counted[id(tokens(model))] for model in models}

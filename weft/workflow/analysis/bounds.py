@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +12,11 @@ import numpy.typing as npt
 from weft.core.cost.model import ForwardModel, StepShape
 from weft.workflow.analysis.operators import Operator, Unrolled
 from weft.workflow.analysis.prefix_tree import PrefixTree
-from weft.workflow.analysis.row_prompts import RowPrompts
+from weft.workflow.analysis.row_prompts import I64, RowPrompts, both
+from weft.workflow.analysis.statistics import RowValue
 
 _Rows = npt.NDArray[np.float64]
+_Place = tuple[int | None, str]
 
 
 def answer_nodes(unrolled: Unrolled, tree: PrefixTree) -> list[int | None]:
@@ -29,24 +31,131 @@ def answer_nodes(unrolled: Unrolled, tree: PrefixTree) -> list[int | None]:
     return found
 
 
+class _Known(NamedTuple):
+    """A piece of prompts whose beginning is known, in so many calls: one in each row, or one for each item."""
+
+    rows: I64
+    """[calls]"""
+    classes: I64
+    """[calls] equal where the prompts up to the end of the piece are."""
+    tokens: I64
+    """[calls] that are surely in the piece, and in no other of another class."""
+    lengths: tuple[int, ...] | None = None
+    """[rows] how many calls, if they are those of items."""
+
+
 def min_prefill_tokens(unrolled: Unrolled, tree: PrefixTree, prompts: RowPrompts) -> list[float]:
-    """[operators] expected tokens of the tree of all calls' prompts, less answers that stand behind their own prompts,
-    which decoding computes: each piece counts for the first operator that has it, once for each class of rows."""
-    answers = set(answer_nodes(unrolled, tree))
-    seen: set[int] = set()
-    least = []
-    for number, operator in enumerate(unrolled.operators):
-        tokens, elements = 0.0, 0
-        for node in tree.paths[number]:
-            elements += prompts.elements[node]
-            if node in seen or node in answers:
+    """[operators] tokens that are surely computed, in whatever order calls run: each known piece of a prompt counts for
+    the first operator that surely has it, once for each class of calls. Behind a value that is not known, prompts may
+    be alike that differ here: of all that go on with one there counts the longest text that is the same in all rows."""
+    known = _known_pieces(tree, prompts)
+    sure = [np.array(operator.sure, np.bool_) for operator in unrolled.operators]
+    seen = [np.zeros(0 if piece is None else len(piece.rows), np.bool_) for piece in known]
+    complete: set[int] = set()
+    counted = [dict[int, int]() for _ in tree.paths]
+    """[operators] tokens by node."""
+    for path, rows, mine in zip(tree.paths, sure, counted, strict=True):
+        for node in path:
+            piece = known[node]
+            if piece is None:
+                break
+            if node in complete:
                 continue
-            seen.add(node)
-            _, firsts = np.unique(prompts.classes[node], return_index=True)
-            times = operator.calls if elements > operator.shared_by_items else min(1.0, operator.calls)
-            tokens += times * int(prompts.tokens[node][firsts].sum())
-        least.append(tokens)
+            if rows.all():
+                complete.add(node)
+            calls = rows[piece.rows]
+            classes, firsts = np.unique(piece.classes[calls], return_index=True)
+            mine[node] = int(piece.tokens[calls][firsts][~seen[node][classes]].sum())
+            seen[node][classes] = True
+    apart = _apart(tree, counted)
+    least = [float(sum(tokens for node, tokens in mine.items() if node in apart)) for mine in counted]
+    goes_on = {node.parent for number, node in enumerate(tree.nodes) if seen[number].any()}
+    longest: dict[int, I64] = {}
+    for number, path in enumerate(tree.paths):
+        place = next((place for place, node in enumerate(path) if known[node] is None), 0)
+        last = known[path[place - 1]] if place else None
+        if last is None or path[place - 1] in goes_on or path[place - 1] not in apart:
+            continue
+        tokens = sum(_static_tokens(tree, node) for node in path[place:])
+        classes = np.unique(last.classes[sure[number][last.rows]])
+        before = longest.setdefault(path[place - 1], np.zeros(len(last.rows), np.int64))
+        least[number] += float(np.maximum(tokens - before[classes], 0).sum())
+        before[classes] = np.maximum(before[classes], tokens)
     return least
+
+
+def _apart(tree: PrefixTree, counted: Sequence[Mapping[int, int]]) -> set[int]:
+    """Nodes no two of which can be the same tokens. A value may be what another value, or a text, is in its place: of
+    what goes on in one place there is one value here, or all texts, whichever has most tokens with what follows."""
+    whole = [0] * len(tree.nodes)
+    for mine in counted:
+        for one, tokens in mine.items():
+            whole[one] += tokens
+    groups: dict[_Place, dict[int | None, list[int]]] = {}
+    """By the piece before and the model: pieces by their value, all texts together."""
+    best: dict[_Place, list[int]] = {}
+
+    def choose(place: _Place) -> int:
+        if place not in groups:
+            return 0
+        best[place] = max(groups[place].values(), key=lambda nodes: sum(whole[one] for one in nodes))
+        return sum(whole[one] for one in best[place])
+
+    for number in reversed(range(len(tree.nodes))):
+        node = tree.nodes[number]
+        whole[number] += choose((number, node.model))
+        groups.setdefault((node.parent, node.model), {}).setdefault(node.placeholder, []).append(number)
+    apart = set[int]()
+    waiting = [place for place in groups if place[0] is None]
+    for place in waiting:
+        choose(place)
+    while waiting:
+        place = waiting.pop()
+        apart.update(best[place])
+        waiting += [(one, place[1]) for one in best[place] if (one, place[1]) in best]
+    return apart
+
+
+def _known_pieces(tree: PrefixTree, prompts: RowPrompts) -> list[_Known | None]:
+    """[nodes] None: behind a value that is not known, or such a value."""
+    every = np.arange(prompts.num_rows)
+    root = _Known(every, np.zeros_like(every), np.zeros_like(every))
+    known: list[_Known | None] = []
+    for number, node in enumerate(tree.nodes):
+        before = root if node.parent is None else known[node.parent]
+        value = prompts.values[number]
+        if before is None:
+            known.append(None)
+        elif node.placeholder is None:
+            known.append(before._replace(tokens=np.full(len(before.rows), _static_tokens(tree, number))))
+        else:
+            known.append(None if value is None else _with_value(before, value))
+    return known
+
+
+def _with_value(before: _Known, value: RowValue) -> _Known | None:
+    if value.least is None:
+        return None
+    least = np.array(value.least(), np.int64)
+    if value.lengths is None:
+        classes = np.array(value.classes, np.int64)[before.rows]
+        return before._replace(classes=both(before.classes, classes), tokens=least[classes])
+    classes = np.array(value.items, np.int64)
+    if before.lengths is None:
+        rows = np.repeat(before.rows, value.lengths)
+        return _Known(rows, both(before.classes[rows], classes), least[classes], value.lengths)
+    if before.lengths != value.lengths:
+        return None
+    return before._replace(classes=both(before.classes, classes), tokens=least[classes])
+
+
+def _static_tokens(tree: PrefixTree, number: int) -> int:
+    """Tokens of a piece that are surely its own: the first one may be part of the value before."""
+    node = tree.nodes[number]
+    if node.placeholder is not None:
+        return 0
+    is_behind_value = node.parent is not None and tree.nodes[node.parent].placeholder is not None
+    return len(node.elements) - is_behind_value
 
 
 class EngineWork(NamedTuple):

@@ -6,8 +6,11 @@ items are written into the prompts that use them; any other value is a placehold
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,6 +37,7 @@ from weft.workflow.graph.nodes import (
     uses,
 )
 from weft.workflow.graph.templates import Reference, parse_template
+from weft.workflow.graph.values import RowError, ValueOf, fill, items_of, list_of, pick, text_of, value_at
 
 MAX_UNROLLED = 8
 """Rounds of a loop that are planned one by one; the last stands for those after it."""
@@ -56,6 +60,8 @@ class Placeholder(NamedTuple):
     """Expected; None: an input's, which rows have."""
     operator: int | None = None
     """The operator whose answer it is, unchanged."""
+    lists: tuple[tuple[str, ...], ...] | None = None
+    """[rows] of the item of a map whose lists are known before the run: the items as texts."""
 
 
 class Operator(NamedTuple):
@@ -80,6 +86,10 @@ class Operator(NamedTuple):
     """The operator whose conversation it goes on with."""
     salt: str | None = None
     """Its `cache_salt`: calls with another one find none of its KV."""
+    sure: tuple[bool, ...] = ()
+    """[rows] whether it is surely called, unless a row fails."""
+    weights: tuple[float, ...] | None = None
+    """[rows] calls of a row over `calls`, where the lists of maps around are known; None: all rows have as many."""
 
 
 class Unrolled(NamedTuple):
@@ -104,6 +114,10 @@ class _Value(NamedTuple):
     outputs: Mapping[str, _Value] | None = None
     """Of a node with bodies."""
     operator: int | None = None
+    column: Callable[[], Sequence[Any]] | None = None
+    """Of a value that is known before the run: what it is in each row, a `RowError` where there is none."""
+    lists: tuple[tuple[Any, ...], ...] | None = None
+    """Of an item: [rows] those of the map's list."""
 
 
 class _Around(NamedTuple):
@@ -119,19 +133,31 @@ class _Around(NamedTuple):
     rounds: tuple[int, ...]
     after: frozenset[int]
     """The operators that a body waits for before any of its nodes is evaluated."""
+    sure: tuple[bool, ...]
+    """[rows] whether the body is surely evaluated."""
+    weights: tuple[float, ...] | None = None
+    """[rows] as of `Operator`."""
 
 
-def unroll(graph: WorkflowGraph, tokens: TokensOf, statistics: Statistics, model: str) -> Unrolled:
-    """The operators of a canonical graph. `model` is that of nodes that name none. Raises the errors of `tokens`,
-    and `TooManyOperators`."""
-    return _Unroll(tokens, statistics, model).graph(graph)
+def unroll(
+    graph: WorkflowGraph,
+    tokens: TokensOf,
+    statistics: Statistics,
+    model: str,
+    rows: Sequence[Mapping[str, Any]] | int = 1,
+) -> Unrolled:
+    """The operators of a canonical graph. `model` is that of nodes that name none; `rows` are those of the run, or how
+    many there are. Raises the errors of `tokens`, and `TooManyOperators`."""
+    return _Unroll(tokens, statistics, model, rows).graph(graph)
 
 
 class _Unroll:
-    def __init__(self, tokens: TokensOf, statistics: Statistics, model: str):
+    def __init__(self, tokens: TokensOf, statistics: Statistics, model: str, rows: Sequence[Mapping[str, Any]] | int):
         self._tokens = tokens
         self._statistics = statistics
         self._model = model
+        self._rows = None if isinstance(rows, int) else rows
+        self._num_rows = rows if isinstance(rows, int) else len(rows)
         self._operators: list[Operator] = []
         self._placeholders: list[Placeholder] = []
         self._fields: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -140,13 +166,18 @@ class _Unroll:
         """By operator: its messages with marks, and the answer."""
 
     def graph(self, graph: WorkflowGraph) -> Unrolled:
-        scope = {name: _Value(self._new(Placeholder(name, None))) for name in graph.inputs}
-        around = _Around("", scope, 1.0, 1, MAX_MARKS, (), frozenset())
+        scope = {name: self._input(name) for name in graph.inputs}
+        around = _Around("", scope, 1.0, 1, MAX_MARKS, (), frozenset(), (True,) * self._num_rows)
         values = self._body(Body(nodes=graph.nodes, outputs=graph.outputs), around)
         outputs = tuple(
             (name, self._follow(values, reference_of(graph.outputs[name])).needs) for name in sorted(graph.outputs)
         )
         return Unrolled(tuple(self._operators), tuple(self._placeholders), outputs)
+
+    def _input(self, name: str) -> _Value:
+        rows = self._rows
+        column = None if rows is None else lambda: [row[name] for row in rows]
+        return _Value(self._new(Placeholder(name, None)), column=column)
 
     def _new(self, placeholder: Placeholder) -> str:
         self._placeholders.append(placeholder)
@@ -155,8 +186,54 @@ class _Unroll:
     def _body(self, body: Body, around: _Around) -> dict[str, _Value]:
         scope = dict(around.scope)
         for node in body.nodes:
-            scope[node.id] = self._node(node, around._replace(scope=scope))
+            value = self._node(node, around._replace(scope=scope))
+            scope[node.id] = value._replace(column=self._column(node, dict(scope)))
         return scope
+
+    def _column(self, node: AnyNode, scope: Mapping[str, _Value]) -> Callable[[], Sequence[Any]] | None:
+        """What a node makes of values that are known before the run."""
+        match node:
+            case DataNode():
+                made: Callable[[ValueOf], Any] = lambda value_of: node.value  # noqa: E731
+            case TextNode():
+                made = lambda value_of: fill(node.template, value_of)  # noqa: E731
+            case ListNode():
+                made = lambda value_of: list_of(node.of, value_of)  # noqa: E731
+            case PickNode():
+                made = lambda value_of: pick(node, value_of(reference_of(node.of)))  # noqa: E731
+            case _:
+                return None
+        sources = {use.reference.name: scope[use.reference.name].column for use in uses(node)}
+        return None if None in sources.values() else functools.cache(lambda: self._rows_of(made, sources))
+
+    def _rows_of(
+        self, made: Callable[[ValueOf], Any], sources: Mapping[str, Callable[[], Sequence[Any]] | None]
+    ) -> list[Any]:
+        """[rows] what is made of the values of a row, or the `RowError`."""
+        columns = {name: column() for name, column in sources.items() if column is not None}
+
+        def in_row(row: int) -> Any:
+            def value_of(reference: Reference) -> Any:
+                value = columns[reference.name][row]
+                if isinstance(value, RowError):
+                    raise value
+                return value_at(value, reference)
+
+            try:
+                return made(value_of)
+            except RowError as error:
+                return error
+
+        return [in_row(row) for row in range(self._num_rows)]
+
+    def _lists(self, node: MapNode, scope: Mapping[str, _Value]) -> tuple[tuple[Any, ...], ...] | None:
+        """[rows] the items of a map, where they are known before the run; none in a row that fails there."""
+        over = reference_of(node.over)
+        column = scope[over.name].column
+        if column is None:
+            return None
+        found = self._rows_of(lambda value_of: items_of(node, value_of(over)), {over.name: column})
+        return tuple(() if isinstance(items, RowError) else tuple(items) for items in found)
 
     def _node(self, node: AnyNode, around: _Around) -> _Value:
         scope = around.scope
@@ -176,7 +253,10 @@ class _Unroll:
                 return self._join(node, path, scope)
             case PickNode():
                 source = self._follow(scope, reference_of(node.of))
-                return self._opaque(node, path, around, self._expected(source.text), source)
+                lists = _of_items(source.lists, functools.partial(pick, node))
+                if lists is None:
+                    return self._opaque(node, path, around, self._expected(source.text), source)
+                return self._item(Placeholder(path, None), source.needs, lists)
             case MapNode():
                 return self._map(node, path, around)
             case SwitchNode():
@@ -252,6 +332,8 @@ class _Unroll:
                 model=model,
                 continues=continues,
                 salt=node.request.get("cache_salt"),
+                sure=around.sure,
+                weights=around.weights,
             )
         )
         answer = self._new(Placeholder(path, output_tokens, number))
@@ -260,15 +342,22 @@ class _Unroll:
 
     def _map(self, node: MapNode, path: str, around: _Around) -> _Value:
         over = self._follow(around.scope, reference_of(node.over))
-        known = float(len(over.items)) if over.items is not None else over.length
-        items = self._statistics.items(path, known)
+        lists = self._lists(node, around.scope)
+        weights = around.weights
+        if lists:
+            items = sum(map(len, lists)) / len(lists)
+            own = [len(each) / items if items else 1.0 for each in lists]
+            weights = tuple(own if weights is None else map(operator.mul, weights, own))
+        else:
+            items = self._statistics.items(path, float(len(over.items)) if over.items is not None else over.length)
         items = min(items, node.max_items)
         count = max(1, round(items))
         first = len(self._placeholders)
         whole = self._expected(over.text)
         prefix = label_prefix(path, node, "body")
         each = self._tokens_of(prefix + node.item, None if whole is None else whole // count)
-        item = _Value(self._new(Placeholder(prefix + node.item, each)), over.needs)
+        item = self._item(Placeholder(prefix + node.item, each), over.needs, lists)
+        each = self._expected(item.text) or 0
         inside = around._replace(
             prefix=prefix,
             scope={**around.scope, node.item: item},
@@ -276,6 +365,11 @@ class _Unroll:
             items=around.items * count,
             first_of_item=min(around.first_of_item, first),
             after=around.after | over.needs,
+            sure=tuple(
+                before and bool(items)
+                for before, items in zip(around.sure, lists or [()] * self._num_rows, strict=True)
+            ),
+            weights=weights,
         )
         scope = self._body(node.body, inside)
         values = {name: self._follow(scope, reference_of(text)) for name, text in node.body.outputs.items()}
@@ -286,13 +380,30 @@ class _Unroll:
             outputs[name] = _Value(joined, needs, length=items)
         return _Value("", needs, outputs=outputs)
 
+    def _item(
+        self, placeholder: Placeholder, needs: frozenset[int], lists: tuple[tuple[Any, ...], ...] | None
+    ) -> _Value:
+        """The item of a map, or a field of it; as long as the known items are in the mean."""
+        if not lists:
+            return _Value(self._new(placeholder), needs)
+        texts = tuple(tuple(map(text_of, items)) for items in lists)
+        counts = Counter(text for items in texts for text in items)
+        count = self._tokens(self._model).count
+        tokens = sum(count(text) * times for text, times in counts.items()) / max(1, counts.total())
+        return _Value(self._new(placeholder._replace(tokens=round(tokens), lists=texts)), needs, lists=lists)
+
     def _switch(self, node: SwitchNode, path: str, around: _Around) -> _Value:
         on = self._follow(around.scope, reference_of(node.on))
         cases = []
         for place, body in node.bodies.items():
             share = self._statistics.share(path, place, len(node.bodies))
             prefix = label_prefix(path, node, place)
-            inside = around._replace(prefix=prefix, calls=around.calls * share, after=around.after | on.needs)
+            inside = around._replace(
+                prefix=prefix,
+                calls=around.calls * share,
+                after=around.after | on.needs,
+                sure=(False,) * self._num_rows,
+            )
             scope = self._body(body, inside)
             cases.append({name: self._follow(scope, reference_of(text)) for name, text in body.outputs.items()})
         needs = on.needs.union(*(_needs_of(values, on.needs) for values in cases))
@@ -316,6 +427,7 @@ class _Unroll:
                 calls=around.calls * share,
                 rounds=(*around.rounds, number),
                 after=around.after | needs,
+                sure=around.sure if number == 0 or node.until is None else (False,) * self._num_rows,
             )
             first = len(self._operators)
             scope = self._body(node.body, inside)
@@ -324,7 +436,8 @@ class _Unroll:
             made = _needs_of(values, ends)
             # What the round needs of itself came after all that it began with.
             needs = made if any(number >= first for number in made) else made | needs
-            values = {name: value._replace(needs=needs) for name, value in values.items()}
+            # How many rounds there are may depend on a row, so what they make is not known.
+            values = {name: value._replace(needs=needs, column=None) for name, value in values.items()}
         return _Value("", needs, outputs=values)
 
     def _follow(self, scope: Mapping[str, _Value], reference: Reference) -> _Value:
@@ -338,7 +451,8 @@ class _Unroll:
             return value
         if (value.text, path) not in self._fields:
             placeholder = Placeholder(str(reference), self._tokens_of(str(reference), self._expected(value.text)))
-            self._fields[value.text, path] = self._new(placeholder)
+            lists = _of_items(value.lists, lambda item: value_at(item, Reference(reference.name, path)))
+            self._fields[value.text, path] = self._item(placeholder, value.needs, lists).text
         return _Value(self._fields[value.text, path], value.needs)
 
     def _fill(self, text: str, scope: Mapping[str, _Value]) -> tuple[str, frozenset[int]]:
@@ -361,6 +475,16 @@ class _Unroll:
             return _Value(*self._fill(item, scope)) if alone is None else self._follow(scope, alone)
         text, needs = self._fill(_as_text(item), scope)
         return _Value(text, needs)
+
+
+def _of_items(
+    lists: tuple[tuple[Any, ...], ...] | None, made: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], ...] | None:
+    """[rows] what is made of known items; None where they are not known, or one of them cannot be used so."""
+    try:
+        return None if lists is None else tuple(tuple(map(made, items)) for items in lists)
+    except RowError:
+        return None
 
 
 def _needs_of(values: Mapping[str, _Value], needs: frozenset[int]) -> frozenset[int]:

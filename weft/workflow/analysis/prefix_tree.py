@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from weft.workflow.analysis.operators import Unrolled
 from weft.workflow.analysis.prompts import Template
+from weft.workflow.analysis.statistics import common_prefix
 
 
 class PrefixNode(NamedTuple):
@@ -86,7 +87,7 @@ class _Builder:
                     node.children[piece[0]] = below
                     node = below
                 return
-            common = _common_prefix(child.elements, rest)
+            common = common_prefix(child.elements, rest)
             if common < len(child.elements):
                 tail = _Node(child.elements[common:])
                 tail.children = child.children
@@ -128,15 +129,3 @@ def _pieces(template: Template) -> list[Template]:
     if start < len(template):
         pieces.append(template[start:])
     return pieces
-
-
-def _common_prefix(one: Template, other: Template) -> int:
-    """How many elements are equal, by halving: comparing tuples is fast."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

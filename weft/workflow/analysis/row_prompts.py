@@ -14,8 +14,9 @@ from weft.workflow.analysis.statistics import DEFAULT_VALUE_TOKENS, RowValue
 I64 = npt.NDArray[np.int64]
 
 
-RowValues = Mapping[str, Mapping[str, RowValue]]
-"""By model and name of the input: how long its values are is a matter of the model's tokenizer."""
+RowValues = Mapping[str, Mapping[str | int, RowValue]]
+"""By model and name of the input, or number of the placeholder of a known item: how long values are is a matter of the
+model's tokenizer."""
 
 
 class RowPrompts:
@@ -34,7 +35,10 @@ class RowPrompts:
         """[nodes][rows] length of the piece."""
         self.classes: list[I64] = []
         """[nodes][rows] equal where the prompts up to the end of the piece are."""
+        self.values: list[RowValue | None] = []
+        """[nodes] of a value of which something is known in each row."""
         for node in tree.nodes:
+            value = None
             before = np.zeros(num_rows, np.int64) if node.parent is None else self.classes[node.parent]
             if node.placeholder is None:
                 self.tokens.append(np.full(num_rows, len(node.elements)))
@@ -42,14 +46,15 @@ class RowPrompts:
             else:
                 placeholder = unrolled.placeholders[node.placeholder]
                 inputs = values.get(node.model, {})
-                value = inputs.get(placeholder.name) if placeholder.tokens is None else None
+                value = inputs.get(placeholder.name if placeholder.tokens is None else node.placeholder)
                 if value is None:
                     expected = DEFAULT_VALUE_TOKENS if placeholder.tokens is None else placeholder.tokens
                     self.tokens.append(np.full(num_rows, expected))
                     self.classes.append(self._own)
                 else:
                     self.tokens.append(np.array(value.tokens, np.int64))
-                    self.classes.append(_both(before, np.array(value.classes, np.int64)))
+                    self.classes.append(both(before, np.array(value.classes, np.int64)))
+            self.values.append(value)
         self.depths = self._depths()
         """[nodes][rows] tokens from the beginning of the prompt to the end of the piece."""
         self.last_common = self._last_common()
@@ -115,7 +120,7 @@ class RowPrompts:
         return matrices
 
 
-def _both(one: I64, other: I64) -> I64:
+def both(one: I64, other: I64) -> I64:
     """Classes of pairs."""
     width = int(other.max(initial=0)) + 1
     classes: I64 = np.unique(one * width + other, return_inverse=True)[1].astype(np.int64)

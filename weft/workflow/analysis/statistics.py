@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from weft.workflow.graph.mistakes import Mistake, nearest
 from weft.workflow.graph.nodes import MAX_ITEMS, ROUNDS_LIMIT
+
+T = TypeVar("T", bound=Hashable)
 
 DEFAULT_OUTPUT_TOKENS = 256
 """Of an answer without `max_tokens`; with it, half of that where it is less."""
@@ -82,6 +86,12 @@ class RowValue(NamedTuple):
     """[rows]"""
     classes: tuple[int, ...]
     """[rows] equal where the values are equal; counted up from 0."""
+    least: Callable[[], Sequence[int]] | None = None
+    """[classes, or classes of items] tokens that are surely a value's own; None: the values are not known."""
+    lengths: tuple[int, ...] | None = None
+    """[rows] items of a list, of which `tokens` are the mean; None: it is no list that a map goes through."""
+    items: tuple[int, ...] = ()
+    """[items of all rows] equal where items are equal, as `classes`."""
 
 
 class Statistics:
@@ -144,13 +154,52 @@ def sampled_rows(num_rows: int) -> tuple[int, ...]:
 def row_value(values: Sequence[Any], count: Callable[[str], int]) -> RowValue:
     """Lengths and classes of one input over the rows. `count` gives the tokens of a text; a value that is not a text
     stands in prompts as JSON. Equal values are counted once."""
-    classes: dict[str, int] = {}
-    tokens: list[int] = []
-    numbers = []
-    for value in values:
-        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        number = classes.setdefault(text, len(classes))
-        if number == len(tokens):
-            tokens.append(count(text))
-        numbers.append(number)
-    return RowValue(tuple(tokens[number] for number in numbers), tuple(numbers))
+    texts, numbers = _classes(
+        value if isinstance(value, str) else msgspec.json.encode(value).decode() for value in values
+    )
+    tokens = [count(text) for text in texts]
+    return RowValue(
+        tuple(tokens[number] for number in numbers), numbers, functools.cache(lambda: _own_tokens(texts, count))
+    )
+
+
+def list_value(lists: Sequence[Sequence[str]], count: Callable[[str], int]) -> RowValue:
+    """Mean lengths of the items of a list over the rows, and classes of the lists and of the items."""
+    texts, items = _classes(item for each in lists for item in each)
+    tokens = [count(text) for text in texts]
+    _, classes = _classes(map(tuple, lists))
+    ends = itertools.accumulate(map(len, lists), initial=0)
+    means = [sum(tokens[item] for item in items[a:b]) / max(1, b - a) for a, b in itertools.pairwise(ends)]
+    own = functools.cache(lambda: _own_tokens(texts, count))
+    return RowValue(tuple(map(round, means)), classes, own, tuple(map(len, lists)), items)
+
+
+def _classes(values: Iterable[T]) -> tuple[list[T], tuple[int, ...]]:
+    """The different values, and which of them each one is."""
+    classes: dict[T, int] = {}
+    numbers = tuple(classes.setdefault(value, len(classes)) for value in values)
+    return list(classes), numbers
+
+
+def _own_tokens(texts: Sequence[str], count: Callable[[str], int]) -> list[int]:
+    """[texts] tokens that a tree of all the texts has for each, less one that the text before may end with. Of any of
+    the texts it has no fewer: in order, a text has no more in common with an earlier one than with the next before."""
+    own = [0] * len(texts)
+    before = ""
+    for number in sorted(range(len(texts)), key=texts.__getitem__):
+        text = texts[number]
+        own[number] = max(0, count(text[common_prefix(before, text) :]) - 1)
+        before = text
+    return own
+
+
+def common_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many elements are equal, by halving: comparing slices is fast."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -48,6 +49,29 @@ class PlacedPin(NamedTuple):
     """Behind the last one."""
 
 
+class _KnownItems(NamedTuple):
+    """The first piece of a prompt that is the known item of a map."""
+
+    node: int
+    before: list[int]
+    """[rows] equal where the prompts before it are."""
+    items: list[tuple[int, ...]]
+    """[rows] equal where items are equal."""
+    depths: list[int]
+    """[rows] tokens up to the end of the item."""
+
+
+def _known_items(path: Sequence[int], prompts: RowPrompts) -> _KnownItems | None:
+    for place, node in enumerate(path):
+        value = prompts.values[node]
+        if value is not None and value.lengths is not None:
+            before = prompts.classes[path[place - 1]].tolist() if place else [0] * prompts.num_rows
+            ends = itertools.accumulate(value.lengths, initial=0)
+            items = [value.items[start:end] for start, end in itertools.pairwise(ends)]
+            return _KnownItems(node, before, items, prompts.depths[node].tolist())
+    return None
+
+
 def _changes(pins: Sequence[PlacedPin]) -> dict[int, list[tuple[PrefixPin, bool]]]:
     """By number of a call: the pins that end, and then those that begin, before it."""
     changes: dict[int, list[tuple[PrefixPin, bool]]] = {}
@@ -70,6 +94,7 @@ class CacheModel:
         self._classes = [classes.tolist() for classes in prompts.classes]
         self._answers = answer_nodes(unrolled, tree)
         self._prompt_tokens = [prompts.prompt_tokens(number).tolist() for number in range(len(self._operators))]
+        self._items = [_known_items(path, prompts) for path in tree.paths]
         self._by_items = [
             prompts.shared_by_items(number, operator.shared_by_items).tolist()
             for number, operator in enumerate(self._operators)
@@ -81,6 +106,7 @@ class CacheModel:
         caches = [_Cache(engine.kv_tokens) for engine in self._engines]
         found = [PromptSources() for _ in self._operators]
         answers = set(self._answers)
+        seen: set[tuple[int, int, int]] = set()
         for at, (number, row, engine) in enumerate(calls):
             for pin, begins in changes.get(at, ()):
                 change = caches[pin.engine].pin if begins else caches[pin.engine].unpin
@@ -101,13 +127,30 @@ class CacheModel:
             again = operator.items - 1
             alike = max(min(self._by_items[number][row] // page * page, prompt - 1), usable)
             part = operator.calls / operator.items
+            if operator.weights is not None:
+                part *= operator.weights[row]
             last = max((place for place, (node, _) in enumerate(keys) if node in answers), default=-1)
             continued = min(usable, sum(self._tokens[node][row] for node, _ in keys[: last + 1]))
             cached = usable - continued + again * (alike - continued)
+            cached += operator.items * self._repeated_tokens(number, row, page, alike, seen)
             found[number] = found[number].plus(
                 PromptSources(part * operator.items * prompt, part * cached, part * operator.items * continued)
             )
         return found
+
+    def _repeated_tokens(self, number: int, row: int, page: int, alike: int, seen: set[tuple[int, int, int]]) -> float:
+        """Mean tokens of a row's item calls that are found, behind the first `alike`, because an item was seen before
+        behind the same beginning; the items are noted."""
+        known = self._items[number]
+        if known is None or not known.items[row]:
+            return 0.0
+        repeated = 0
+        for item in known.items[row]:
+            key = known.node, known.before[row], item
+            repeated += key in seen
+            seen.add(key)
+        found = min(known.depths[row] // page * page, self._prompt_tokens[number][row] - 1)
+        return float(repeated / len(known.items[row]) * max(0, found - alike))
 
     def _use(self, cache: _Cache, number: int, row: int, keys: Sequence[tuple[int, int]]) -> None:
         """Note a call's prompt and answer, the end first: what begins most prompts is let go last."""

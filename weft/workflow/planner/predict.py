@@ -39,7 +39,7 @@ class Predicted(NamedTuple):
     prefill_tokens: int
     output_tokens: int
     min_prefill_tokens: int
-    """Prompt tokens that are different from all others."""
+    """Prompt tokens that are surely computed."""
     token_steps: float
     """Of all: when the last call completes. Of a node: the usage of its calls."""
     seconds: float | None
