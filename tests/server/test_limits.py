@@ -327,7 +327,7 @@ def test_without_max_tokens_a_response_ends_at_the_limit_on_log_probabilities() 
         assert [len(choice["logprobs"]["content"]) for choice in response["choices"]] == [10, 10]
         assert "66 log-prob" in error_of(server.post(CHAT, body | {"n": 22, "top_logprobs": 2}))["message"]
         # The range of a field is named first, and a text without log-probabilities is not counted.
-        assert error_of(server.post(CHAT, body | {"top_logprobs": 10**9}))["param"] == "logprobs"
+        assert error_of(server.post(CHAT, body | {"top_logprobs": 10**9}))["param"] == "top_logprobs"
         assert server.post(CHAT, {"messages": MESSAGES, "n": 8}).status_code == 200
 
 

@@ -116,9 +116,9 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         _check_tokens("stop_token_ids", self.stop_token_ids, vocab_size)
 
 
-def check_logprobs(count: int | None, field: str) -> None:
+def check_logprobs(count: int, field: str) -> None:
     """Raise `InvalidRequest`, naming the field, for more log-probabilities than there are, or fewer than none."""
-    if count is not None and not 0 <= count <= MAX_LOGPROBS:
+    if not 0 <= count <= MAX_LOGPROBS:
         raise InvalidRequest(f"{field} must be between 0 and {MAX_LOGPROBS}, got {count}", field)
 
 

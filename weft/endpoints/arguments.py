@@ -33,7 +33,8 @@ def completion_args(
     vocab_size = model.engine.info.vocab_size
     stop = _stop(request, max_tokens)
     stop.validate(vocab_size)
-    check_logprobs(prompt_logprobs, "prompt_logprobs")
+    if prompt_logprobs is not None:
+        check_logprobs(prompt_logprobs, "prompt_logprobs")
     bad_words = _bad_words(request.bad_words, model.tokenizer)
     args: list[CompletionArgs] = []
     for prompt in prompts:

@@ -124,7 +124,8 @@ def _args(
 
 def _check(body: ChatRequest) -> None:
     require(body.logprobs or body.top_logprobs is None, "top_logprobs needs logprobs to be true.", "top_logprobs")
-    check_logprobs(body.top_logprobs, "top_logprobs")
+    if body.top_logprobs is not None:
+        check_logprobs(body.top_logprobs, "top_logprobs")
     require(
         not (body.stream and body.prompt_logprobs is not None),
         "prompt_logprobs cannot be streamed; leave out stream.",

@@ -23,7 +23,6 @@ from weft.workflow.analysis.statistics import range_mistakes
 from weft.workflow.backend.prompt_tokens import EstimatedPrompts, TokenizerPrompts
 from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
-from weft.workflow.frontend.workflow import Workflow
 from weft.workflow.graph.check import check
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.json import graph_from_dict
@@ -50,6 +49,10 @@ class HasGraph(Protocol):
     @property
     def graph(self) -> WorkflowGraph:
         """The graph, checked and canonical."""
+        ...
+
+    def table(self, rows: Any) -> Any:
+        """The rows as plans take them; a number of rows is itself. Raises `InvalidRows`."""
         ...
 
 
@@ -91,7 +94,7 @@ def plan(
     """
     whole = _graph_of(graph)
     made = _engines_of(engines)
-    table = graph.table(rows) if isinstance(graph, Workflow) else rows
+    table = rows if isinstance(graph, (WorkflowGraph, Mapping)) else graph.table(rows)
     given = rows if isinstance(rows, int) else list(Rows(table).check(whole))
     if isinstance(given, int) and (isinstance(given, bool) or given < 0):
         raise InvalidRequest(f"rows is {given}: give rows, or how many there are", "rows")

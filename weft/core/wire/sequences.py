@@ -46,7 +46,8 @@ class PromptOutputs(msgspec.Struct, frozen=True, array_like=True):
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, for what no engine reports."""
-        check_logprobs(self.logprobs, "logprobs")
+        if self.logprobs is not None:
+            check_logprobs(self.logprobs, "logprobs")
         if self.dist is not None and not 1 <= self.dist <= min(vocab_size, MAX_DIST):
             most = min(vocab_size, MAX_DIST)
             raise InvalidRequest(f"a distribution has between 1 and {most} tokens here, got {self.dist}", "dist")

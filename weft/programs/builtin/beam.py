@@ -118,7 +118,8 @@ def check(args: BeamArgs, info: EngineInfo) -> None:
             f"got {args.length_penalty:g}",
             "length_penalty",
         )
-    check_logprobs(args.logprobs, "logprobs")
+    if args.logprobs is not None:
+        check_logprobs(args.logprobs, "logprobs")
     stop = StopParams(max_tokens=args.max_tokens, min_tokens=args.min_tokens, stop_token_ids=list(args.stop_token_ids))
     stop.validate(info.vocab_size)
     if _rules(args, info).num_candidates > min(info.vocab_size, MAX_DIST):

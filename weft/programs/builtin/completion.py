@@ -185,7 +185,8 @@ def check(args: CompletionArgs, info: EngineInfo) -> None:
     if args.max_tokens is not None and args.max_tokens < 0:
         raise InvalidRequest(f"max_tokens must not be negative, got {args.max_tokens}", "max_tokens")
     args.sampling.validate(info.vocab_size)
-    check_logprobs(args.prompt_logprobs, "prompt_logprobs")
+    if args.prompt_logprobs is not None:
+        check_logprobs(args.prompt_logprobs, "prompt_logprobs")
     stop = stop_params(args)
     check_sizes(args.sampling)
     check_sizes(stop)
