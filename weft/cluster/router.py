@@ -180,7 +180,7 @@ class Router:
         return routed
 
     def _cost_s(self, view: EngineView, load: _Load, request: RoutedWork, *, is_background: bool) -> float:
-        """What a request costs on an engine, whatever its session has there."""
+        """What a request costs on an engine, without what its session has there."""
         if is_background:
             return background_s(view, load.foreground, load.background, request)
         return foreground_s(view, load.foreground, load.background, request, self._background)

@@ -45,7 +45,7 @@ class _Known(NamedTuple):
 
 
 def min_prefill_tokens(unrolled: Unrolled, tree: PrefixTree, prompts: RowPrompts) -> list[float]:
-    """[operators] tokens that are surely computed, in whatever order calls run: each known piece of a prompt counts for
+    """[operators] tokens that are surely computed, in any order of calls: each known piece of a prompt counts for
     the first operator that surely has it, once for each class of calls. Behind a value that is not known, prompts may
     be alike that differ here: of all that go on with one there counts the longest text that is the same in all rows."""
     known = _known_pieces(tree, prompts)

@@ -48,7 +48,7 @@ _RANGES = {"output_tokens": (0, MAX_TOKENS), "items": (0, MAX_ITEMS), "rounds": 
 
 
 def range_mistakes(name: str, fields: Any) -> Iterator[Mistake]:
-    """What is wrong with the figures of a node or an input, whatever it is."""
+    """What is wrong with the figures of a node or an input."""
     if not isinstance(fields, Mapping):
         yield Mistake(name, f"an object is needed, with {', '.join(NodeStatistics.__struct_fields__)}")
         return
