@@ -87,7 +87,7 @@ def test_ended_waits_are_not_kept() -> None:
     driver = Driver(num_device_pages=24, page_size=16, max_context=300)
     for index in range(3 * MIN_PRUNED):
         turn(driver, [index % 900, 7, *[index % 7] * 30], 1)
-    assert len(driver.engine.scheduler._state.interception.closed) <= MIN_PRUNED
+    assert len(driver.engine.scheduler._state.interception.closed._waits) <= MIN_PRUNED
     assert 0 < len(listed(driver)) <= 24
     driver.finish()
 

@@ -133,6 +133,15 @@ def test_a_value_is_sent_until_the_server_has_it(client: Client, monkeypatch: py
     assert refusals == 40 * [refusals[0]]
 
 
+def test_a_value_that_cannot_be_sent_ends_the_run(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **given: Any) -> None:
+        raise TypeError("a fault of the client")
+
+    monkeypatch.setattr(client.workflows, "set_variable", fail)
+    with pytest.raises(TypeError, match="a fault of the client"):
+        weft.flow(lambda topic: ops.function(shout, topic)).run(ROWS[:1], on=client)
+
+
 def test_a_function_that_takes_too_long(client: Client) -> None:
     async def endless(text: str) -> None:
         await asyncio.Event().wait()

@@ -38,9 +38,6 @@ class ClosedWaits:
         self._waits: dict[int, Wait] = {}
         self._prune_at = MIN_PRUNED
 
-    def __len__(self) -> int:
-        return len(self._waits)
-
     def of_tenant(self, tenant: str) -> Iterator[Wait]:
         """Those of a tenant of whose KV something is left."""
         for wait in self._waits.values():

@@ -117,6 +117,8 @@ class ServerRun:
         self._taken: set[str] = set()
         """Variables that are answered here."""
         self._answering: set[Future[None]] = set()
+        self._fault: Exception | None = None
+        """Why a value could not even be sent."""
         self._told: dict[TextKey, int] = {}
         """Characters of texts of rows in progress that were told."""
 
@@ -163,6 +165,8 @@ class ServerRun:
                     self._server.cancel(run_id)
             for answering in list(self._answering):  # they end on another thread
                 answering.cancel()
+        if self._fault is not None:
+            raise self._fault
         if ended.status != "finished":
             raise from_kind(ended.error.kind, ended.error.message, param=ended.error.param)
 
@@ -267,7 +271,13 @@ class ServerRun:
         except Exception as error:
             kind = kind_of(error)
             given = {"error": str(error) or kind, "kind": kind}
-        await self._set(wait.id, given)
+        try:
+            await self._set(wait.id, given)
+        except Exception as error:  # of this process: nothing else would end the run, which waits for the value
+            assert self._run_id is not None, "it is the run that waits"
+            self._fault = error
+            with suppress(WeftError):
+                await asyncio.to_thread(self._server.cancel, self._run_id)
 
     async def _value(self, wait: Any) -> Any:
         if wait.function is None:

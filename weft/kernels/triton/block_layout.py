@@ -88,7 +88,8 @@ class Planes(NamedTuple):
 
     def of(self, first: int, end: int) -> Planes:
         """Those of panels `first` to `end`."""
-        return Planes(*self[:5], *(plane[first:end] for plane in self.stored))
+        stored = [plane[first:end] for plane in self.stored]
+        return Planes(self.layout, len(stored[0]) * PANEL, self.inputs, self.half, self.block, *stored)
 
 
 class DeviceBlocks(BlockWeight):
