@@ -55,6 +55,9 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "tiny": FAMILIES["llama"],
 }
 
+SPARE_ROWS = 4
+"""Rows for prompts beside a batch: one that is done has its row for two more steps."""
+
 Generate = Callable[[list[list[int]], int], list[list[int]]]
 """(prompts, number of output tokens of each) -> output tokens of each prompt."""
 Save = Callable[[dict[str, Any]], None]
@@ -158,7 +161,7 @@ class Client:
 
     @property
     def graphs(self) -> dict[str, int] | None:
-        """What became of decode steps. None: there are no graphs."""
+        """What became of steps. None: there are no graphs."""
         counts = None if self._worker is None else self._worker.graph_counts
         return None if counts is None else counts._asdict()
 
@@ -217,13 +220,14 @@ def measure(name: str, load: Load, save: Save) -> dict[str, Any]:
             for batch in load.batches:
                 mine[f"tpot_{batch}"] = tpot(client, load, batch, loaded)
                 save(found)
-            if graphs == modes[0]:  # they change decoding alone
-                mine["prefill_tokens_per_s"] = prefill(client, load, loaded)
-                mine["requests"] = requests(client.generate, load, loaded.spec.vocab_size)
+            mine["prefill_tokens_per_s"] = prefill(client, load, loaded)
+            mine["requests"] = requests(client.generate, load, loaded.spec.vocab_size)
             mine["graphs"] = client.graphs
             save(found)
         finally:
             client.close()
+        mine["beside_prompts"] = beside_prompts(loaded, load, graphs)
+        save(found)
     return found
 
 
@@ -244,6 +248,24 @@ def tpot(client: Client, load: Load, batch: int, loaded: LoadedModel) -> dict[st
         "tokens_per_s": batch / median,
         "weights_gigabytes_per_s": loaded.num_bytes / median / 1e9,
     }
+
+
+def beside_prompts(loaded: LoadedModel, load: Load, graphs: bool) -> dict[str, Any]:
+    """Milliseconds between the tokens of a batch while each step also computes a prompt."""
+    batch, size, outputs = load.batches[1], load.input_tokens, 4 * load.output_tokens
+    options = {"max_running": batch + SPARE_ROWS, "max_step_tokens": batch + size, "cuda_graphs": graphs}
+    client = Client(loaded, EngineConfig(**{**load.options, **options}))
+    try:
+        prompts = random_prompts(batch + outputs, size, loaded.spec.vocab_size, seed=3000)
+        limits = [outputs] * batch + [1] * outputs
+        for _ in range(2):  # the first compiles kernels and captures graphs
+            steps = client.run(prompts, limits).steps
+    finally:
+        client.close()
+    gaps = [after[0] - before[0] for before, after in pairwise(steps) if min(before[1], after[1]) > batch]
+    if not gaps:
+        raise RuntimeError(f"no two steps brought tokens to {batch} sequences and a prompt; make outputs longer")
+    return {"batch": batch, "prompt": size, "median_ms": 1000 * statistics.median(gaps), "steps": len(gaps)}
 
 
 def prefill(client: Client, load: Load, loaded: LoadedModel) -> float:

@@ -135,9 +135,11 @@ def test_a_shape_is_measured() -> None:
     saved: list[dict[str, Any]] = []
     found = gpu_models.measure("tiny", small(), lambda result: saved.append(json.loads(json.dumps(result))))
     mode = found["no_graphs"]
-    assert set(mode) == {"tpot_1", "tpot_3", "prefill_tokens_per_s", "requests", "graphs"}
+    assert set(mode) == {"tpot_1", "tpot_3", "beside_prompts", "prefill_tokens_per_s", "requests", "graphs"}
     assert mode["tpot_3"]["steps"] == small().output_tokens - 1
     assert mode["tpot_3"]["tokens_per_s"] == pytest.approx(3000 / mode["tpot_3"]["median_ms"])
+    assert mode["beside_prompts"]["batch"] == 3
+    assert mode["beside_prompts"]["steps"] > 0
     assert mode["prefill_tokens_per_s"] > 0
     assert mode["requests"]["shape"] == "2 x (9 -> 3)"
     assert len(mode["requests"]["runs_s"]) == 1

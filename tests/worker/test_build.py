@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.worker.recording import RecordingBackend
 from tests.worker.step_help import forward, greedy, run, set_slots, step
 from weft.abi.errors import ConfigError
 from weft.config import EngineConfig
 from weft.core.step import MAX_SCORE_ROWS, Step
 from weft.kernels import dispatch
+from weft.kernels.work_items import Cuts
 from weft.models.random_checkpoints import FAMILIES, write_tiny
 from weft.models.registry import family_of
 from weft.worker import build
 from weft.worker.build import NUM_SAMPLE_SLOTS, choose_device, graphs_missing, load, start_worker
 from weft.worker.executor import TorchWorker
-from weft.worker.graphs import graph_bytes
+from weft.worker.graphs import GraphOptions, graph_bytes
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +105,15 @@ def test_attention_of_another_variant_has_no_graphs(monkeypatch: pytest.MonkeyPa
     assert "install gcc" in said
 
 
-def test_what_graphs_take_grows_with_the_largest_batch():
+def test_what_graphs_take_grows_with_the_largest_steps():
     spec = family_of(FAMILIES["llama"]).spec(FAMILIES["llama"])
-    assert graph_bytes(spec, 256) - graph_bytes(spec, 128) == 128 * spec.vocab_size * 12
+
+    def needed(batch: int, tokens: int) -> int:
+        return graph_bytes(spec, GraphOptions(RecordingBackend(), Cuts(4, 32), (1, batch), (16, tokens)))
+
+    assert needed(256, 64) - needed(128, 64) == 128 * spec.vocab_size * 12
+    of_token = 4 * spec.hidden_size + 3 * spec.intermediate_size + 3 * spec.num_heads * spec.head_dim
+    assert needed(8, 2048) - needed(8, 1024) == 1024 * 4 * of_token
 
 
 def test_a_throttled_link_is_for_a_cpu_only(monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""Decode passes as graphs: the same tokens as without, whatever the batches are; and when graphs are captured.
+"""Passes as graphs: the same tokens as without, whatever the batches are; and when graphs are captured.
 
 The graphs are recordings of Triton's launches in its interpreter and of torch's operations (see `recording`).
 """
@@ -8,27 +8,37 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from tests.worker.recording import RecordingBackend, recording_backend
-from tests.worker.step_help import forward, greedy, ints, run, set_slots, step
+from tests.worker.step_help import dist, forward, greedy, ints, run, set_slots, step
 from weft.core import wire
 from weft.core.clock import ManualClock
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
-from weft.core.step import ForwardBatch
+from weft.core.step import ForwardBatch, HeadBatch
 from weft.engine.engine import Engine
-from weft.kernels import splits
-from weft.kernels.base import Norm, NormedSum
+from weft.kernels import work_items
+from weft.kernels.base import HeadShape, Norm, NormedSum
 from weft.models.base import LanguageModel
 from weft.models.loader import load_model
 from weft.models.random_checkpoints import write_tiny
 from weft.sched.scheduler import SchedulerConfig
 from weft.worker.executor import PoolSizes, TorchWorker
-from weft.worker.graphs import GraphOptions, default_batch_sizes, is_plain_decode
+from weft.worker.graphs import (
+    LAUNCH_BOUND,
+    GraphOptions,
+    default_batch_sizes,
+    default_step_sizes,
+    is_plain,
+    wants_logits_alone,
+)
 
 pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -78,7 +88,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 @pytest.fixture(autouse=True)
 def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "CHUNK", CHUNK)
+    monkeypatch.setattr(work_items, "CHUNK", CHUNK)
     monkeypatch.setattr(triton_attention, "CHUNK", CHUNK)
 
 
@@ -88,8 +98,9 @@ def backend() -> Iterator[RecordingBackend]:
         yield backend
 
 
-def options(backend: RecordingBackend, **changes: int) -> GraphOptions:
-    return GraphOptions(backend, BATCH_SIZES)._replace(**changes)
+def options(backend: RecordingBackend, **changes: Any) -> GraphOptions:
+    cuts = triton_attention.cuts(HeadShape(2, 1, 16), torch.float32, True, torch.device("cpu"))
+    return GraphOptions(backend, cuts, BATCH_SIZES)._replace(**changes)
 
 
 class Client:
@@ -169,8 +180,24 @@ def test_graphs_change_no_token(model: LanguageModel, backend: RecordingBackend,
     assert counts.captured >= 2
     assert counts.replayed > 2 * counts.captured
     assert counts.captured == len(backend.graphs)
-    assert len({bucket.rows for bucket in graphs.buckets}) > 1
+    assert len({bucket.tokens for bucket in graphs.buckets}) > 1
     assert any(bucket.merges for bucket in graphs.buckets)
+    assert all(bucket.gives_logits for bucket in graphs.buckets)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_graphs_of_steps_with_prompts_change_no_token(model: LanguageModel, backend: RecordingBackend, seed: int):
+    """One size of step, so that most steps find a graph."""
+    plain = Client(TorchWorker(model, SIZES)).play(random_script(seed, 14))
+    worker = TorchWorker(model, SIZES, graphs=options(backend, batch_sizes=(1,), step_sizes=(40,)))
+    with_graphs = Client(worker)
+    graphs = worker._graphs
+    assert graphs is not None
+    assert with_graphs.play(random_script(seed, 14)) == plain
+    buckets = [bucket for bucket in graphs.buckets if not bucket.gives_logits]
+    assert any(bucket.tiles and bucket.merges for bucket in buckets)
+    assert graphs.counts.replayed > 2 * graphs.counts.captured
 
 
 def decode(rows: list[tuple[int, list[int]]], **changes: object) -> ForwardBatch:
@@ -277,33 +304,67 @@ def test_graphs_that_were_captured_go_on_when_a_capture_fails(model: LanguageMod
     worker.close()
 
 
-REFUSED = {
-    "two queries": lambda: forward([([3, 4], 0, [1])], output_tokens=ints([0])),
-    "no output of the last row": lambda: decode([(3, [1]), (3, [2])], output_tokens=ints([0])),
-    "outputs in another order": lambda: decode([(3, [1]), (3, [2])], output_tokens=ints([1, 0])),
+NOT_PLAIN = {
     "not causal": lambda: decode([(3, [1])], causal=np.array([False])),
     "hidden entries": lambda: decode([(3, [1])], visibility=np.array([5], np.uint32)),
     "a mask": lambda: decode([(3, [1])], mask_bits=np.array([7], np.uint8), mask_indptr=ints([0, 1])),
+    "an embedding as input": lambda: decode([(3, [1])], embed_slots=ints([0])),
+}
+MORE_THAN_LOGITS = {
+    "two queries": lambda: forward([([3, 4], 0, [1])], output_tokens=ints([1])),
+    "no output of the last row": lambda: decode([(3, [1]), (3, [2])], output_tokens=ints([0])),
+    "outputs in another order": lambda: decode([(3, [1]), (3, [2])], output_tokens=ints([1, 0])),
     "a hidden state is summed": lambda: decode([(3, [1])], hidden_tokens=ints([0]), hidden_groups=ints([0])),
     "a hidden state is kept": lambda: decode([(3, [1])], store_tokens=ints([0]), store_slots=ints([0])),
-    "an embedding as input": lambda: decode([(3, [1])], embed_slots=ints([0])),
 }
 
 
-@pytest.mark.parametrize("reason", REFUSED)
-def test_what_is_no_plain_decoding_is_not_taken(reason: str):
-    assert not is_plain_decode(REFUSED[reason]())
+@pytest.mark.parametrize("reason", NOT_PLAIN)
+def test_what_is_not_plain_is_not_taken(model: LanguageModel, backend: RecordingBackend, reason: str):
+    worker = TorchWorker(model, SIZES, graphs=options(backend, step_sizes=(8,)))
+    graphs = worker._graphs
+    assert graphs is not None
+    batch = NOT_PLAIN[reason]()
+    assert (graphs.logits(batch), graphs.hidden(batch)) == (None, None)
+    assert graphs.counts == (0, 0, 0)
+    worker.close()
+
+
+@pytest.mark.parametrize("reason", MORE_THAN_LOGITS)
+def test_steps_that_want_more_than_logits_get_hidden_states(
+    model: LanguageModel, backend: RecordingBackend, reason: str
+):
+    batch = MORE_THAN_LOGITS[reason]()
+    assert is_plain(batch)
+    assert not wants_logits_alone(batch)
+    plain = TorchWorker(model, SIZES)
+    padded = TorchWorker(model, SIZES, graphs=options(backend, step_sizes=(8,)))
+    for _ in range(3):
+        found = []
+        for worker in (plain, padded):
+            done = run(worker, step(slot_sets=set_slots(0, 1), forward=batch, sampling=greedy([0], [0])))
+            kept = run(worker, step(head=HeadBatch(ints([0])), sampling=dist([0], 3)))
+            sums = None if done.hidden_sums is None else done.hidden_sums.tolist()
+            found.append((done.tokens.tolist(), sums, kept.dist.ids.tolist()))
+        assert found[0] == found[1]
+    assert padded.graph_counts == (1, 2, 1)
+    plain.close()
+    padded.close()
 
 
 def test_plain_decoding_in_other_words_is_taken():
     every = np.full(1, 0xFFFFFFFF, np.uint32)
-    assert is_plain_decode(decode([(3, [1])]))
-    assert is_plain_decode(decode([(3, [1])], causal=np.array([True]), visibility=every))
-    assert is_plain_decode(forward([([4], 3, [1])]))
+    for batch in (
+        decode([(3, [1])]),
+        decode([(3, [1])], causal=np.array([True]), visibility=every),
+        forward([([4], 3, [1])]),
+    ):
+        assert is_plain(batch)
+        assert wants_logits_alone(batch)
 
 
 def test_batches_that_no_graph_holds_run_as_ever(model: LanguageModel, backend: RecordingBackend, monkeypatch):
-    monkeypatch.setattr("weft.worker.graphs.MAX_ITEMS", 4)
+    monkeypatch.setattr("weft.worker.graphs.MAX_SPLITS", 4)
     worker = TorchWorker(model, SIZES, graphs=options(backend)._replace(batch_sizes=(2,)))
     long, short = (4 * CHUNK, [*range(1, 10)]), (3, [20])
     for rows in ([short] * 3, [long], [long, short]):
@@ -312,6 +373,14 @@ def test_batches_that_no_graph_holds_run_as_ever(model: LanguageModel, backend: 
     run(worker, decode_step([short]))
     assert worker.graph_counts == (0, 0, 1)
     worker.close()
+
+
+def test_sizes_of_steps(model: LanguageModel):
+    assert default_step_sizes(model.spec, 2048)[-4:] == (1664, 1792, 1920, 2048)
+    assert default_step_sizes(model.spec, 100) == (16, 32, 48, 64, 80, 96, 100)
+    sizes = {"num_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8}
+    eight = replace(model.spec, head_dim=128, **sizes)
+    assert default_step_sizes(eight, 2048)[-1] == int(LAUNCH_BOUND / (32 * (4096 * (80 * 128 + 3 * 14336))))
 
 
 def test_batch_sizes():

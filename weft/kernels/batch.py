@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.core.step import I32, Bool, ForwardBatch
-from weft.kernels.splits import SplitTables
+from weft.kernels.work_items import WorkTables
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +59,9 @@ class AttentionBatch:
     """uint8, as in `ForwardBatch`; None: no row has a mask."""
     mask_indptr: Tensor | None = None
     """[R + 1] int32; with `mask_bits`."""
-    splits: SplitTables | None = None
-    """What attention follows in a pass of fixed shape, all of whose rows are plain and have one query: the host copies
-    of lengths and page ranges then say nothing. None: attention follows the host copies."""
+    tables: WorkTables | None = None
+    """What attention follows in a pass of fixed shape, all of whose rows are plain: what the batch says of rows, on the
+    host and on the device, then means nothing. None: attention follows the rows."""
     cache: dict[Any, Any] = field(default_factory=dict)
     """What kernels and layers derive once per pass and share among layers, by a key of their own."""
 

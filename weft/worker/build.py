@@ -21,7 +21,7 @@ from weft.kernels.triton import support as triton
 from weft.models.base import ModelSpec
 from weft.models.loader import LoadedModel, load_model
 from weft.worker.executor import PoolSizes, TorchWorker
-from weft.worker.graphs import GraphOptions, default_batch_sizes, graph_bytes
+from weft.worker.graphs import GraphOptions, default_batch_sizes, default_step_sizes, graph_bytes
 from weft.worker.graphs_cuda import CudaGraphs
 from weft.worker.host_link import LinkThrottle
 from weft.worker.memory import free_host_bytes, usable_cores
@@ -84,7 +84,7 @@ def start_worker(config: EngineConfig, loaded: LoadedModel) -> TorchWorker:
     working_bytes = _rehearse(loaded, config, device) if gpu else 0
     graphs = _graph_options(config, loaded.spec, device)
     if graphs is not None:
-        working_bytes += graph_bytes(loaded.spec, max(graphs.batch_sizes))
+        working_bytes += graph_bytes(loaded.spec, graphs)
     sizing = size_pools(
         config,
         bytes_per_page=loaded.model.kv_spec().bytes_per_page(config.page_size),
@@ -186,7 +186,7 @@ def _row_lengths(num_tokens: int, max_context: int, page_size: int, num_pages: i
 
 
 def graphs_missing(config: EngineConfig, spec: ModelSpec, device: torch.device) -> str | None:
-    """Why decode steps are not launched as graphs, for people. None: they are."""
+    """Why steps are not launched as graphs, for people. None: they are."""
     if device.type != "cuda":
         return "only CUDA devices have them"
     if not config.cuda_graphs:
@@ -202,7 +202,15 @@ def graphs_missing(config: EngineConfig, spec: ModelSpec, device: torch.device) 
 def _graph_options(config: EngineConfig, spec: ModelSpec, device: torch.device) -> GraphOptions | None:
     if graphs_missing(config, spec, device) is not None:
         return None
-    return GraphOptions(CudaGraphs(), tuple(config.graph_batch_sizes or default_batch_sizes(config.max_running)))
+    from weft.kernels.triton import attention  # imports Triton, which is there
+
+    most = step_tokens(config) if config.graph_step_tokens is None else config.graph_step_tokens
+    return GraphOptions(
+        CudaGraphs(),
+        attention.cuts(HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim), spec.dtype, True, device),
+        tuple(config.graph_batch_sizes or default_batch_sizes(config.max_running)),
+        default_step_sizes(spec, most) if most else (),
+    )
 
 
 def _start(

@@ -63,7 +63,7 @@ class TorchWorker:
         """Allocates the pools. `model` is on `device`.
 
         `threads` are the CPU threads of each kernel; None leaves torch's choice. With `graphs`, decode passes are
-        captured; the model's attention must follow `AttentionBatch.splits`. `throttle` slows the link to the host pool
+        captured; the model's attention must follow `AttentionBatch.tables`. `throttle` slows the link to the host pool
         down, on a CPU. Raises `ConfigError` for a host pool that the system does not give.
         """
         self._device = torch.device(device)
@@ -102,7 +102,7 @@ class TorchWorker:
 
     @property
     def graph_counts(self) -> GraphCounts | None:
-        """What became of decode passes; None: no graphs are used."""
+        """What became of passes; None: no graphs are used."""
         return None if self._graphs is None else self._graphs.counts
 
     def launch(self, step: Step) -> StepHandle:

@@ -1,8 +1,10 @@
-"""Decode passes as captured graphs: one launch instead of some hundreds.
+"""Forward passes as captured graphs: one launch instead of some hundreds.
 
 Owns which steps are taken, the bucket that a step is padded to, and when a bucket's graph is captured or given up. The
 pass reads nothing but `StaticInputs`, weights, KV and the tokens that slots sampled last, so one graph serves every
-step of its bucket. Drawing tokens stays outside: what is done there depends on what requests ask for.
+step of its bucket. A step whose tokens all give logits (decoding) is a graph up to these; another, with prompts, up to
+the last layer's hidden states, because few of its tokens give logits. Drawing tokens stays outside: what is done there
+depends on what requests ask for.
 
 A bucket's first step runs without a graph, over the same inputs: that compiles its kernels, which nothing may do while
 a graph is captured. The second step captures. The least recently used graph gives way when there are too many, and has
@@ -13,6 +15,7 @@ a graph run as ever, and one warning names the reason.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -22,14 +25,22 @@ import torch
 from torch import Tensor
 
 from weft.core.step import ForwardBatch
-from weft.kernels import splits
+from weft.kernels.work_items import Cuts, Rows, WorkItems, divide
 from weft.models.base import LanguageModel, ModelSpec
 from weft.worker.graphs_inputs import Bucket, StaticInputs, attention_batch
 
 MAX_GRAPHS = 64
 USES_BEFORE_CAPTURE = 2
-MAX_ITEMS = 8192
+MAX_SPLITS = 8192
 """Splits of a step: bounds the memory of their partial results. At 256 entries each, these are 2M tokens of context."""
+SPLITS_OF_PROMPTS = (0, 64, 512, MAX_SPLITS)
+"""What splits are padded to in steps that give no logits: few sizes, because each makes graphs of its own. A program
+without work ends at once."""
+TILES_OF_ROWS = (16, 64, 256)
+"""Tiles beyond those that a step's tokens fill: each row may leave one that is not full."""
+LAUNCH_BOUND = 6e12
+"""Weights times tokens of the steps that take as long to launch as to carry out. On an H100 the forward of a model of
+7e9 weights in 32 layers takes the processor 10 ms, in which the device gets through a prompt of 420 tokens."""
 MAX_ENTRIES = 1 << 19
 """(row, page) entries of a step."""
 GRAPH_BYTES = 4 << 20
@@ -61,13 +72,17 @@ class GraphOptions(NamedTuple):
     """How a worker uses graphs."""
 
     backend: GraphBackend
+    cuts: Cuts
+    """How the model's attention divides rows."""
     batch_sizes: tuple[int, ...]
-    """Rows that batches are padded to."""
+    """Tokens that steps which give logits of all tokens are padded to; more run without."""
+    step_sizes: tuple[int, ...] = ()
+    """Tokens that other steps are padded to."""
     max_graphs: int = MAX_GRAPHS
 
 
 class GraphCounts(NamedTuple):
-    """What became of decode steps so far."""
+    """What became of the steps that were taken."""
 
     captured: int
     replayed: int
@@ -75,8 +90,8 @@ class GraphCounts(NamedTuple):
     """Padded to a bucket that had no graph yet."""
 
 
-class DecodeGraphs:
-    """The decode passes of one worker. Used by one thread."""
+class StepGraphs:
+    """The forward passes of one worker. Used by one thread."""
 
     def __init__(
         self,
@@ -94,15 +109,21 @@ class DecodeGraphs:
         self._kv = kv
         self._last_tokens = last_tokens
         self._backend = options.backend
-        self._sizes = np.array(sorted(set(options.batch_sizes)), np.int64)
+        self._cuts = options.cuts
+        self._batch_sizes = sorted(set(options.batch_sizes))
+        self._step_sizes = sorted(set(options.step_sizes))
         self._max_graphs = options.max_graphs
         self._page_size = page_size
-        rows = int(self._sizes[-1])
-        self._max_entries = min(rows * -(-max_context // page_size), MAX_ENTRIES)
-        largest = Bucket(rows, max(MAX_ITEMS, rows))
-        self._inputs = StaticInputs(largest, self._max_entries, last_tokens.device)
         spec = model.spec
+        rows, tokens = self._batch_sizes[-1], max(self._step_sizes, default=0)
+        most = max(rows, tokens)
+        self._max_entries = min(most * -(-max_context // page_size), MAX_ENTRIES)
+        tiles = -(-tokens // self._cuts.tile_queries) + TILES_OF_ROWS[-1]
+        largest = Bucket(most, max(MAX_SPLITS, rows), tiles, merges=most, gives_logits=True)
+        self._inputs = StaticInputs(largest, self._max_entries, last_tokens.device)
+        # One tensor for all graphs: results of its own for each would be most of their memory.
         self._logits = last_tokens.new_empty((rows, spec.vocab_size), dtype=_logits_dtype(spec))
+        self._hidden = last_tokens.new_empty((tokens, spec.hidden_size), dtype=spec.dtype)
         self._graphs: OrderedDict[Bucket, Graph] = OrderedDict()
         self._uses: Counter[Bucket] = Counter()
         self._uses_needed: dict[Bucket, int] = {}
@@ -120,14 +141,32 @@ class DecodeGraphs:
         return list(self._graphs)
 
     def logits(self, forward: ForwardBatch) -> Tensor | None:
-        """The logits of every row [R, V], with its KV written; None, and nothing done, for a step that is not taken.
+        """The logits of every token [T, V], with its KV written, of a step of which nothing else is asked.
 
-        The result is valid until the next call.
+        None, and nothing done, for a step that is not taken. The result is valid until the next call.
         """
-        bucket = self._bucket(forward)
-        if bucket is None or not (self._captures or bucket in self._graphs):
+        if not (is_plain(forward) and wants_logits_alone(forward)):
             return None
-        self._inputs.send(bucket, forward)
+        return self._logits[: forward.num_tokens] if self._carry_out(forward, self._batch_bucket) else None
+
+    def hidden(self, forward: ForwardBatch) -> Tensor | None:
+        """The hidden states of every token after the last layer [T, hidden size], with its KV written.
+
+        None, and nothing done, for a step that is not taken. The result is valid until the next call.
+        """
+        if not is_plain(forward):
+            return None
+        return self._hidden[: forward.num_tokens] if self._carry_out(forward, self._step_bucket) else None
+
+    def _carry_out(self, forward: ForwardBatch, bucket_of: Callable[[int, WorkItems], Bucket | None]) -> bool:
+        """Whether the step is taken; then it is done."""
+        if not 0 < len(forward.kv_page_ids) <= self._max_entries:
+            return False
+        work = divide(Rows(forward.q_indptr, forward.kv_indptr, forward.kv_lens), self._cuts)
+        bucket = bucket_of(forward.num_tokens, work)
+        if bucket is None or not (self._captures or bucket in self._graphs):
+            return False
+        self._inputs.send(bucket, forward, work)
         graph = self._graph(bucket)
         if graph is None:
             self._counts = self._counts._replace(without=self._counts.without + 1)
@@ -135,20 +174,29 @@ class DecodeGraphs:
         else:
             self._counts = self._counts._replace(replayed=self._counts.replayed + 1)
             graph.replay()
-        return self._logits[: forward.num_rows]
+        return True
 
-    def _bucket(self, forward: ForwardBatch) -> Bucket | None:
-        rows = forward.num_rows
-        if not 0 < rows <= self._sizes[-1] or not is_plain_decode(forward):
+    def _batch_bucket(self, tokens: int, work: WorkItems) -> Bucket | None:
+        padded = _next(tokens, self._batch_sizes)
+        if padded is None or len(work.tiles):
             return None
-        needed = splits.num_items(forward.kv_lens)
-        padded = int(self._sizes[np.searchsorted(self._sizes, rows)])
-        items = padded
-        while items < needed + padded - rows:
-            items *= 2
-        if items > max(MAX_ITEMS, padded) or len(forward.kv_page_ids) > self._max_entries:
+        splits = 2 * padded if len(work.merges) else padded
+        while splits < max(len(work.splits), work.num_partials):
+            splits *= 2
+        if splits > max(MAX_SPLITS, padded):
             return None
-        return Bucket(padded, items)
+        return Bucket(padded, splits, 0, merges=padded if len(work.merges) else 0, gives_logits=True)
+
+    def _step_bucket(self, tokens: int, work: WorkItems) -> Bucket | None:
+        padded = _next(tokens, self._step_sizes)
+        if padded is None:
+            return None
+        full = -(-padded // self._cuts.tile_queries)
+        splits = _next(max(len(work.splits), work.num_partials), SPLITS_OF_PROMPTS)
+        spare = _next(max(0, len(work.tiles) - full), TILES_OF_ROWS) if len(work.tiles) else -full
+        if splits is None or spare is None:
+            return None
+        return Bucket(padded, splits, full + spare, merges=min(splits, padded), gives_logits=False)
 
     def _graph(self, bucket: Bucket) -> Graph | None:
         """The bucket's graph, captured now if it is time."""
@@ -176,31 +224,42 @@ class DecodeGraphs:
         return graph
 
     def _pass(self, bucket: Bucket) -> None:
-        """One pass over what the static inputs hold, to the first rows of the logits."""
+        """One pass over what the static inputs hold, to the first rows of the logits or of the hidden states."""
         model, views = self._model, self._inputs.views(bucket)
-        batch = attention_batch(views, bucket, self._page_size)
+        batch = attention_batch(views, self._page_size)
         known = views["token_ids"]
         x = model.embed(torch.where(known >= 0, known, self._last_tokens.index_select(0, views["token_slots"])))
         for index, layer in enumerate(model.layers):
             x = layer.forward(x, model.provider.layer(index), batch, self._kv[index])
-        # One tensor for all graphs: logits of its own for each would be most of their memory.
-        self._logits[: bucket.rows].copy_(model.head(model.final_norm(x)))
+        if bucket.gives_logits:
+            self._logits[: bucket.tokens].copy_(model.head(model.final_norm(x)))
+        else:
+            self._hidden[: bucket.tokens].copy_(x)
 
 
-def is_plain_decode(forward: ForwardBatch) -> bool:
-    """Whether each row is one query token that sees all KV before it, and all that is asked of it are its logits."""
-    every = np.arange(forward.num_rows)
+def is_plain(forward: ForwardBatch) -> bool:
+    """Whether each row sees all KV before it, and its tokens are known or were sampled into a slot."""
     return (
-        forward.num_tokens == forward.num_rows
-        and bool((forward.q_indptr[:-1] == every).all())
-        and np.array_equal(forward.output_tokens, every)
-        and forward.embed_slots is None
+        forward.embed_slots is None
         and (forward.causal is None or bool(forward.causal.all()))
         and (forward.visibility is None or bool((forward.visibility == EVERY_VISIBLE).all()))
         and (forward.mask_bits is None or len(forward.mask_bits) == 0)
+    )
+
+
+def wants_logits_alone(forward: ForwardBatch) -> bool:
+    """Whether all that is asked of the tokens are the logits of each, in order."""
+    return (
+        np.array_equal(forward.output_tokens, np.arange(forward.num_tokens))
         and len(forward.hidden_tokens) == 0
         and len(forward.store_tokens) == 0
     )
+
+
+def _next(needed: int, sizes: Sequence[int]) -> int | None:
+    """The least of these ascending sizes that suffices."""
+    place = bisect_left(sizes, needed)
+    return None if place == len(sizes) else sizes[place]
 
 
 def _logits_dtype(spec: ModelSpec) -> torch.dtype:
@@ -208,16 +267,30 @@ def _logits_dtype(spec: ModelSpec) -> torch.dtype:
     return torch.float64 if spec.dtype == torch.float64 else torch.float32
 
 
-def graph_bytes(spec: ModelSpec, most_rows: int) -> int:
-    """About how much device memory graphs of up to `most_rows` rows take: logits twice, once as the head gives them,
+def graph_bytes(spec: ModelSpec, options: GraphOptions) -> int:
+    """About how much device memory graphs take: logits twice, once as the head gives them, a pass over the most tokens,
     partial results of attention, and what the driver keeps of each graph."""
-    logits = most_rows * spec.vocab_size * (2 * _logits_dtype(spec).itemsize + spec.dtype.itemsize)
-    partials = MAX_ITEMS * spec.num_heads * (spec.head_dim + 2) * 4
-    return logits + partials + MAX_GRAPHS * GRAPH_BYTES
+    rows, tokens = max(options.batch_sizes), max(options.step_sizes, default=0)
+    logits = rows * spec.vocab_size * (2 * _logits_dtype(spec).itemsize + spec.dtype.itemsize)
+    of_token = 4 * spec.hidden_size + 3 * spec.intermediate_size + 3 * spec.num_heads * spec.head_dim
+    partials = MAX_SPLITS * spec.num_heads * (spec.head_dim + 2) * 4
+    return logits + tokens * of_token * spec.dtype.itemsize + partials + MAX_GRAPHS * GRAPH_BYTES
 
 
 def default_batch_sizes(most: int) -> tuple[int, ...]:
     """1, 2, 4, then every 8 to 64, every 16 to 256 and every 64 to 512, as far as `most` reaches, which is the last."""
     sizes = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(320, 513, 64))
-    last = min(most, sizes[-1])
+    return _up_to(min(most, sizes[-1]), sizes)
+
+
+def default_step_sizes(spec: ModelSpec, most: int) -> tuple[int, ...]:
+    """Every 16 to 256, then eight for each doubling, as far as `most`, 2,048 and `LAUNCH_BOUND` reach."""
+    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    weights = spec.num_layers * spec.hidden_size * (attention + 3 * spec.intermediate_size)
+    sizes = (*range(16, 257, 16), *range(288, 513, 32), *range(576, 1025, 64), *range(1152, 2049, 128))
+    return _up_to(min(most, int(LAUNCH_BOUND / weights), sizes[-1]), sizes)
+
+
+def _up_to(last: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The sizes below `last`, and it."""
     return (*(size for size in sizes if size < last), last)

@@ -1,10 +1,10 @@
-"""What a captured decode pass reads: one buffer on the device, which every step fills with one copy.
+"""What a captured pass reads: one buffer on the device, which every step fills with one copy.
 
 Owns the layout of the buffer, which depends on the bucket alone, and the host buffers that steps are written to: two,
 so that one is filled while the other is still on its way. Does not know models or graphs.
 
-Shapes use: R rows of the step, B rows of the bucket, S its items, K (row, page) entries. Rows beyond R are padding:
-they have token 0 at position 0, see no KV and write none.
+Shapes use: T tokens of the step, K (row, page) entries. Tokens beyond T are padding: token 0 at position 0, of no row.
+No KV is written for them, and what attention gives them is undefined.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft.core.step import I32, ForwardBatch
-from weft.kernels import splits
+from weft.core.step import ForwardBatch
 from weft.kernels.batch import AttentionBatch
-from weft.kernels.splits import SplitTables
+from weft.kernels.work_items import ITEM_FIELDS, MERGE_FIELDS, WorkItems, WorkTables
 
-I64 = npt.NDArray[np.int64]
 ALIGNMENT = 16
 """Of every array in the buffer: kernels are compiled for pointers of this alignment, as for tensors of their own."""
 NUM_STAGING = 2
@@ -30,14 +28,13 @@ NUM_STAGING = 2
 class Bucket(NamedTuple):
     """The sizes of a pass."""
 
-    rows: int
-    items: int
-    """Of the table of splits; as many as rows: each has a single one."""
-
-    @property
-    def merges(self) -> bool:
-        """Whether a row may have several splits."""
-        return self.items > self.rows
+    tokens: int
+    splits: int
+    """Splits of rows, and rows of their partial results."""
+    tiles: int
+    merges: int
+    gives_logits: bool
+    """Of every token; else its hidden states after the last layer."""
 
 
 class Section(NamedTuple):
@@ -54,19 +51,18 @@ class StaticInputs:
     """The buffers. Used by one thread."""
 
     def __init__(self, largest: Bucket, max_entries: int, device: torch.device):
-        """Room for steps of up to `largest`, with up to `max_entries` (row, page) entries."""
+        """Room for steps of buckets that exceed `largest` in nothing, with up to `max_entries` (row, page) entries."""
         size = _layout(largest, max_entries)["kv_page_ids"].end
         self._max_entries = max_entries
         self._on_device = torch.zeros(size, dtype=torch.uint8, device=device)
         self._staging = [_Staging(size, device) for _ in range(NUM_STAGING)]
 
-    def send(self, bucket: Bucket, forward: ForwardBatch) -> None:
-        """Bring a step of one query per row to the device. Does not wait for the device, but for the copy before the
-        last one."""
+    def send(self, bucket: Bucket, forward: ForwardBatch, work: WorkItems) -> None:
+        """Bring a step to the device. Does not wait for the device, but for the copy before the last one."""
         self._staging.append(staging := self._staging.pop(0))
         buffer = staging.when_free()
         layout = _layout(bucket, len(forward.kv_page_ids))
-        _fill({name: _host_view(buffer, section) for name, section in layout.items()}, forward)
+        _fill({name: _host_view(buffer, section) for name, section in layout.items()}, forward, work)
         used = layout["kv_page_ids"].end
         self._on_device[:used].copy_(staging.host[:used], non_blocking=True)
         staging.sent()
@@ -97,61 +93,56 @@ class _Staging:
             self._copied.record()
 
 
-def attention_batch(views: dict[str, Tensor], bucket: Bucket, page_size: int) -> AttentionBatch:
-    """The batch that a pass over these arrays is given."""
-    unknown = np.full(bucket.rows + 1, -1, np.int32)
+def attention_batch(views: dict[str, Tensor], page_size: int) -> AttentionBatch:
+    """The batch that a pass over these arrays is given. It has no rows but those of its tables."""
+    of_rows, none = views["kv_page_ids"][:0], np.zeros(0, np.int32)
     return AttentionBatch(
         positions=views["positions"],
         write_slots=views["write_slots"],
-        q_indptr=views["q_indptr"],
-        kv_indptr=views["kv_indptr"],
+        q_indptr=of_rows,
+        kv_indptr=of_rows,
         kv_page_ids=views["kv_page_ids"],
-        kv_lens=views["kv_lens"],
-        q_lens=np.ones(bucket.rows, np.int32),
-        kv_lens_host=unknown[1:],
-        q_indptr_host=np.arange(bucket.rows + 1, dtype=np.int32),
-        kv_indptr_host=unknown,
-        plain_rows=np.ones(bucket.rows, np.bool_),
+        kv_lens=of_rows,
+        q_lens=none,
+        kv_lens_host=none,
+        q_indptr_host=none,
+        kv_indptr_host=none,
+        plain_rows=np.zeros(0, np.bool_),
         all_written=False,
         page_size=page_size,
-        splits=SplitTables(views["items"], views["merges"] if bucket.merges else None),
+        tables=WorkTables(views["splits"], views["tiles"], views["merges"]),
     )
 
 
-def _fill(into: dict[str, npt.NDArray[Any]], forward: ForwardBatch) -> None:
-    rows = forward.num_rows
+def _fill(into: dict[str, npt.NDArray[Any]], forward: ForwardBatch, work: WorkItems) -> None:
+    tokens = forward.num_tokens
     for name, values, padding in (
         ("positions", forward.positions, 0),
         ("write_slots", forward.write_slots, -1),
         ("token_ids", forward.token_ids, 0),
         ("token_slots", forward.token_slots, 0),
-        ("kv_lens", forward.kv_lens, 0),
+        ("splits", work.splits, 0),
+        ("tiles", work.tiles, 0),
+        ("merges", work.merges, 0),
     ):
-        into[name][:rows] = 0 if values is None else values
-        into[name][rows:] = padding
-    # A row whose token is known may have slot -1, which is not looked up.
+        used = tokens if values is None else len(values)
+        into[name][:used] = 0 if values is None else values
+        into[name][used:] = padding
+    # A token that is known may have slot -1, which is not looked up.
     np.maximum(into["token_slots"], 0, out=into["token_slots"])
-    into["q_indptr"][:] = np.arange(len(into["q_indptr"]))
-    into["kv_indptr"][: rows + 1] = forward.kv_indptr
-    into["kv_indptr"][rows + 1 :] = forward.kv_indptr[-1]
     into["kv_page_ids"][:] = forward.kv_page_ids
-    first_pages: I32 = into["kv_indptr"][:-1]
-    splits.fill(first_pages, into["kv_lens"], into["items"], into["merges"])
 
 
 def _layout(bucket: Bucket, num_entries: int) -> dict[str, Section]:
     """Where everything is. Page ids are last, so that their number moves nothing else."""
-    rows = bucket.rows
     arrays: tuple[tuple[str, type[np.generic], tuple[int, ...]], ...] = (
-        ("positions", np.int64, (rows,)),
-        ("write_slots", np.int64, (rows,)),
-        ("token_ids", np.int64, (rows,)),
-        ("token_slots", np.int64, (rows,)),
-        ("kv_lens", np.int32, (rows,)),
-        ("q_indptr", np.int32, (rows + 1,)),
-        ("kv_indptr", np.int32, (rows + 1,)),
-        ("items", np.int32, (bucket.items, splits.ITEM_FIELDS)),
-        ("merges", np.int32, (rows, splits.MERGE_FIELDS)),
+        ("positions", np.int64, (bucket.tokens,)),
+        ("write_slots", np.int64, (bucket.tokens,)),
+        ("token_ids", np.int64, (bucket.tokens,)),
+        ("token_slots", np.int64, (bucket.tokens,)),
+        ("splits", np.int32, (bucket.splits, ITEM_FIELDS)),
+        ("tiles", np.int32, (bucket.tiles, ITEM_FIELDS)),
+        ("merges", np.int32, (bucket.merges, MERGE_FIELDS)),
         ("kv_page_ids", np.int32, (num_entries,)),
     )
     found: dict[str, Section] = {}

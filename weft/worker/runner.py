@@ -16,7 +16,8 @@ from torch import Tensor
 from weft.core.protocols import WorkerSpec
 from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, Step
 from weft.models.base import LanguageModel, lower
-from weft.worker.graphs import DecodeGraphs, GraphOptions
+from weft.worker.drawing import I64
+from weft.worker.graphs import GraphOptions, StepGraphs
 from weft.worker.kv_store import KVStore
 from weft.worker.logprobs import score_tokens, top_tokens
 from weft.worker.lowering import input_embeddings, is_every_row, rows_of
@@ -47,13 +48,13 @@ class StepRunner:
         self._sampler = StepSampler(self._slots, threads=threads)
         shape = (spec.num_embed_slots, spec.hidden_size)
         self._embeddings = torch.zeros(shape, dtype=model.spec.dtype, device=device)
-        self.graphs: DecodeGraphs | None = None
-        """What carries out decode passes that it takes."""
+        self.graphs: StepGraphs | None = None
+        """What carries out the passes that it takes."""
 
     def use_graphs(self, options: GraphOptions, max_context: int) -> None:
-        """From now on, carry out decode passes as graphs."""
+        """From now on, carry out passes as graphs."""
         sizes = {"page_size": self._page_size, "max_context": max_context}
-        self.graphs = DecodeGraphs(self._model, self._kv.layers, self._slots.tokens, options, **sizes)
+        self.graphs = StepGraphs(self._model, self._kv.layers, self._slots.tokens, options, **sizes)
 
     def forward_half(self, step: Step) -> Halfway:
         """Everything up to the logits."""
@@ -93,20 +94,10 @@ class StepRunner:
     def _forward(self, forward: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         """The final hidden states of the output tokens [O, hidden size], and the sums."""
         model = self._model
-        batch = lower(forward, self._page_size, self._device)
         outputs, hidden, stores = forward.output_tokens, forward.hidden_tokens, forward.store_tokens
         wanted = np.concatenate((outputs, hidden, stores)).astype(np.int64)
-        x = input_embeddings(forward, model, self._slots.tokens, self._embeddings)
-        last = len(model.layers) - 1
-        for index, layer in enumerate(model.layers):
-            weights, kv = model.provider.layer(index), self._kv.layers[index]
-            if index < last or is_every_row(wanted, forward.num_tokens):
-                x = layer.forward(x, weights, batch, kv)
-                continue
-            # With it, all KV is written; what follows concerns each token alone, so only those that someone asked for.
-            x = rows_of(layer.attend(x, weights, batch, kv), wanted)
-            if len(x):
-                x = layer.feed_forward(x, weights)
+        every = None if self.graphs is None else self.graphs.hidden(forward)
+        x = self._layers(forward, wanted) if every is None else rows_of(every, wanted)
         final = model.final_norm(x) if len(x) else x
         output_states, hidden_states, store_states = torch.split(final, [len(outputs), len(hidden), len(stores)])
         if len(stores):
@@ -119,6 +110,22 @@ class StepRunner:
             sums = torch.zeros(shape, dtype=torch.float64, device=self._device)
             sums.index_add_(0, groups, hidden_states.to(torch.float64))
         return output_states, sums
+
+    def _layers(self, forward: ForwardBatch, wanted: I64) -> Tensor:
+        """The hidden states of the tokens `wanted` after the last layer [W, hidden size]."""
+        model, last = self._model, len(self._model.layers) - 1
+        batch = lower(forward, self._page_size, self._device)
+        x = input_embeddings(forward, model, self._slots.tokens, self._embeddings)
+        for index, layer in enumerate(model.layers):
+            weights, kv = model.provider.layer(index), self._kv.layers[index]
+            if index < last or is_every_row(wanted, forward.num_tokens):
+                x = layer.forward(x, weights, batch, kv)
+                continue
+            # With it, all KV is written; what follows concerns each token alone, so only those that are wanted.
+            x = rows_of(layer.attend(x, weights, batch, kv), wanted)
+            if len(x):
+                x = layer.feed_forward(x, weights)
+        return x
 
     def _sample(self, logits: Tensor, batch: SamplingBatch, late: LateInputs, found: dict[str, Tensor]) -> None:
         tokens = self._sampler.sample(logits, batch, late)

@@ -1,10 +1,8 @@
 """Paged attention in Triton: which programs a pass needs, and their launches.
 
-Owns the plan of a pass. Rows of few queries (decoding) are split into chunks of `CHUNK` entries, so that few long rows
-fill a device too; `merge` puts the splits together. Rows of many queries (prefill) are cut into tiles of queries. Which
-kernel a row goes through, its splits and its tiles follow from the row and the geometry of the layer alone, so it gets
-the same result in any company: that is also why rows with masks or visibility words (not *plain*) have launches of
-their own, instead of plain rows becoming general ones beside them.
+Owns the plan of a pass: which kernel has which of its work items (`weft.kernels.work_items`). Rows with masks or
+visibility words (not *plain*) have launches of their own, instead of plain rows becoming general ones beside them: so a
+row gets the same result in any company.
 
 A plan is made from what the batch keeps on the host, once per pass and geometry, and goes to the device in one copy.
 All layers follow it, sharing its scratch tensors: their launches are in order.
@@ -16,7 +14,6 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 from torch import Tensor
@@ -25,12 +22,10 @@ from weft.core.step import I32
 from weft.kernels import torch_attention
 from weft.kernels.base import HeadShape
 from weft.kernels.batch import AttentionBatch
-from weft.kernels.splits import CHUNK, SplitTables
 from weft.kernels.triton.device import attention as device
 from weft.kernels.triton.launch import INTERPRETED, takes
 from weft.kernels.triton.support import MAX_GROUP, has_heads, is_hopper
-
-I64 = npt.NDArray[np.int64]
+from weft.kernels.work_items import CHUNK, Cuts, Rows, WorkTables, divide
 
 DECODE_QUERIES = 4
 """Rows of up to so many queries are decoded, fewer where many heads share a KV head: the next token, and drafts."""
@@ -156,53 +151,52 @@ def _padded(shape: HeadShape) -> int:
     return max(16, int(triton.next_power_of_2(shape.head_dim)))
 
 
+def cuts(shape: HeadShape, dtype: torch.dtype, is_plain: bool, place: torch.device) -> Cuts:
+    """How rows are divided on device `place`."""
+    tile = prefill_tile(shape, dtype, is_plain, place)
+    return Cuts(decode_queries(shape.group), tile.block_m // shape.group)
+
+
 def _plan_for(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> TritonPlan:
     key = ("triton.attention", shape, dtype)
     plan: TritonPlan | None = batch.cache.get(key)
     if plan is None:
-        tables = batch.splits
-        plan = _plan(batch, shape, dtype) if tables is None else _plan_of_tables(batch, tables, shape, dtype)
+        plan = (
+            _plan(batch, shape, dtype) if batch.tables is None else _plan_of_tables(batch, batch.tables, shape, dtype)
+        )
         batch.cache[key] = plan
     return plan
 
 
-def _plan_of_tables(batch: AttentionBatch, tables: SplitTables, shape: HeadShape, dtype: torch.dtype) -> TritonPlan:
-    """Launches that depend on the sizes of the tables alone."""
-    scratch = _scratch(batch, 0 if tables.merges is None else len(tables.items), shape)
-    launch = _launch(batch, shape, dtype, tables.items, scratch, is_decode=True, is_plain=True)
-    return TritonPlan([launch], tables.merges, scratch)
+def _plan_of_tables(batch: AttentionBatch, tables: WorkTables, shape: HeadShape, dtype: torch.dtype) -> TritonPlan:
+    """Launches that depend on the sizes of the tables alone. There are as many partial results as splits."""
+    scratch = _scratch(batch, len(tables.splits) if len(tables.merges) else 0, shape)
+    launches = [
+        _launch(batch, shape, dtype, items, scratch, is_decode, True)
+        for items, is_decode in ((tables.splits, True), (tables.tiles, False))
+        if len(items)
+    ]
+    return TritonPlan(launches, tables.merges if len(tables.merges) else None, scratch)
 
 
 def _plan(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> TritonPlan:
-    queries = batch.q_lens
-    is_decode = queries <= decode_queries(shape.group)
-    splits = np.where(is_decode, np.maximum(-(-batch.kv_lens_host // CHUNK), 1), 1).astype(np.int64)
-    partials = np.where(splits > 1, splits * queries, 0)
-    first_partials = np.cumsum(partials) - partials
-    kinds, arrays = [], []
-    for plain in (True, False):
-        chosen = (queries > 0) & (batch.plain_rows == plain)
-        rows = np.nonzero(chosen & is_decode)[0]
-        if len(rows):
-            kinds.append((True, plain))
-            arrays.append(_split_items(batch, rows, splits, first_partials))
-        rows = np.nonzero(chosen & ~is_decode)[0]
-        if len(rows):
-            kinds.append((False, plain))
-            tile = prefill_tile(shape, dtype, plain, batch.positions.device)
-            arrays.append(_tile_items(batch, rows, tile.block_m // shape.group))
-    rows = np.nonzero((queries > 0) & (splits > 1))[0]
-    if len(rows):
-        arrays.append(_merges(batch, rows, splits, first_partials))
-    on_device = _upload(arrays, batch.positions.device)
-    scratch = _scratch(batch, int(partials.sum()), shape)
-    return TritonPlan(
-        launches=[
-            _launch(batch, shape, dtype, items, scratch, *kind) for kind, items in zip(kinds, on_device, strict=False)
-        ],
-        merges=on_device[-1] if len(rows) else None,
-        scratch=scratch,
-    )
+    rows, place = Rows(batch.q_indptr_host, batch.kv_indptr_host, batch.kv_lens_host), batch.positions.device
+    plain = divide(rows, cuts(shape, dtype, True, place), batch.plain_rows)
+    others = divide(rows, cuts(shape, dtype, False, place), ~batch.plain_rows, plain.num_partials)
+    kinds = [
+        (items, is_decode, is_plain)
+        for is_plain, found in ((True, plain), (False, others))
+        for items, is_decode in ((found.splits, True), (found.tiles, False))
+        if len(items)
+    ]
+    merges = np.concatenate((plain.merges, others.merges))
+    *uploaded, merges_there = _upload([*(items for items, _, _ in kinds), merges], place)
+    scratch = _scratch(batch, plain.num_partials + others.num_partials, shape)
+    launches = [
+        _launch(batch, shape, dtype, items, scratch, is_decode, is_plain)
+        for items, (_, is_decode, is_plain) in zip(uploaded, kinds, strict=True)
+    ]
+    return TritonPlan(launches, merges_there if len(merges) else None, scratch)
 
 
 def _scratch(batch: AttentionBatch, partials: int, shape: HeadShape) -> tuple[Tensor, ...]:
@@ -225,7 +219,7 @@ def _launch(
     else:
         tile = prefill_tile(shape, dtype, is_plain, batch.positions.device)
     # Plain rows read no rules, so for them any tensors will do.
-    rules = Rules(*(batch.kv_lens,) * 4) if is_plain else _rules(batch)
+    rules = Rules(*(batch.kv_page_ids,) * 4) if is_plain else _rules(batch)
     sizes = {
         "KV_HEADS": shape.num_kv_heads,
         "GROUP": shape.group,
@@ -248,53 +242,8 @@ def _launch(
     )
 
 
-def _split_items(batch: AttentionBatch, rows: I64, splits: I64, first_partials: I64) -> I32:
-    """An item for every chunk of these rows."""
-    row, split = _repeat(rows, splits[rows])
-    partial = np.where(splits[row] > 1, first_partials[row] + split * batch.q_lens[row], -1)
-    return _items(batch, row, np.zeros_like(split), split * CHUNK, partial)
-
-
-def _tile_items(batch: AttentionBatch, rows: I64, tile: int) -> I32:
-    """An item for every `tile` queries of these rows; those that see most come first, so that no one ends alone."""
-    row, index = _repeat(rows, -(-batch.q_lens[rows] // tile))
-    last = np.minimum((index + 1) * tile, batch.q_lens[row])
-    order = np.argsort(batch.q_lens[row] - last - batch.kv_lens_host[row], kind="stable")
-    row, index = row[order], index[order]
-    return _items(batch, row, index * tile, np.zeros_like(index), np.full_like(index, -1))
-
-
-def _items(batch: AttentionBatch, row: I64, query: I64, begin: I64, partial: I64) -> I32:
-    fields = (
-        batch.q_indptr_host[row],
-        batch.q_lens[row],
-        batch.kv_indptr_host[row],
-        batch.kv_lens_host[row],
-        row,
-        query,
-        begin,
-        partial,
-    )
-    return np.stack(fields, axis=1).astype(np.int32)
-
-
-def _merges(batch: AttentionBatch, rows: I64, splits: I64, first_partials: I64) -> I32:
-    """What `merge` reads for each query token of these rows."""
-    row, query = _repeat(rows, batch.q_lens[rows])
-    fields = (batch.q_indptr_host[row] + query, first_partials[row] + query, batch.q_lens[row], splits[row])
-    return np.stack(fields, axis=1).astype(np.int32)
-
-
-def _repeat(rows: I64, counts: npt.NDArray[Any]) -> tuple[I64, I64]:
-    """Each row `counts` times, and which time it is."""
-    row = np.repeat(rows, counts)
-    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
 def _upload(arrays: list[I32], device: torch.device) -> list[Tensor]:
     """These arrays on `device`, in one copy, asynchronous on a GPU."""
-    if not arrays:
-        return []
     flat = torch.from_numpy(np.concatenate([a.ravel() for a in arrays]))
     if device.type != "cpu":
         flat = flat.pin_memory().to(device, non_blocking=True)
