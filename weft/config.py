@@ -146,8 +146,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Batch sizes to which decode steps are padded for graphs; larger batches run without. None: about thirty sizes up
     to `max_running`, at most 512."""
     graph_step_tokens: int | None = None
-    """Most tokens of a step with prompts that is launched as a graph; 0: none is. None: as many as take a device longer
-    to be told of than to compute, about 2,048 for a model of 0.6B and 400 for one of 8B."""
+    """Most tokens of a step with prompts that is launched as a graph; 0: none is. None: as many as a device computes
+    faster than a processor launches them, up to 2,048 for a model of 0.6B and about 860 for one of 8B."""
     threads: int | None = None
     """CPU threads of kernels. None: one per core, minus one or two for front and program host from four cores on."""
     progress_deadline_s: float = 60.0

@@ -13,7 +13,7 @@ import pytest
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from training.weft_tiny import cases, facts, relations, toolbox, toolset, words
+from training.weft_tiny import cases, facts, noise, relations, toolbox, toolset, words
 from training.weft_tiny.batches import Stream, encode
 from training.weft_tiny.data import KINDS, MAKERS, held_out, stream
 from training.weft_tiny.examples import Check, Example, calculate, mentions, parse_call, passes
@@ -307,3 +307,28 @@ def test_several_processes_make_different_batches_and_the_same_ones_again() -> N
     assert two[0] == one[0]
     assert two[2] == one[1]
     assert two[1] not in one
+
+
+def test_noise_keeps_answers_names_and_numbers() -> None:
+    source, rng = stream(3), random.Random(4)
+    changed = 0
+    for _ in range(300):
+        example = next(source)
+        if example.kind not in noise.KINDS:
+            continue
+        found = noise.noisy(example, rng)
+        assert found.level == 0
+        assert (found.checks, found.tools) == (example.checks, example.tools)
+        held = set(re.findall(r"\w+", " ".join(answers(example)).lower()))
+        for before, after in zip(example.messages, found.messages, strict=True):
+            if before["role"] in ("assistant", "tool"):
+                assert after == before
+                continue
+            words = [re.findall(r"\w+", message["content"]) for message in (before, after)]
+            kept = [[word for word in part if word[0].isupper() or word[0].isdigit()] for part in words]
+            assert kept[0] == kept[1]
+            assert {word for word in words[0] if word in held} <= set(words[1])
+            foreign = set(words[1]) - set(words[0])
+            assert not any(word.islower() and is_held(word) for word in foreign)
+            changed += words[0] != words[1]
+    assert changed > 100

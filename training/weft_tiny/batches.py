@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from training.weft_tiny.curriculum import Curriculum
 from training.weft_tiny.data import WEIGHTS, stream
 from training.weft_tiny.examples import Example
+from training.weft_tiny.noise import KINDS as NOISY
+from training.weft_tiny.noise import noisy
 from training.weft_tiny.render import render
 
 _LEAST_POOL = 2000
@@ -96,9 +98,10 @@ def thinned(row: Row, rng: random.Random) -> Row:
 
 def batches(
     tokenizer: Tokenizer, seed: int, size: int, longest: int = 512, prompt_weight: float = 0.1, long_share: float = 0.0,
-    weights: Mapping[str, float] = WEIGHTS, curriculum: Curriculum | None = None,
+    weights: Mapping[str, float] = WEIGHTS, curriculum: Curriculum | None = None, noise: float = 0.0,
 ) -> Iterator[Batch]:  # fmt: skip
-    """Batches of about ``size`` tokens, in random order; a share of the rows joins several conversations."""
+    """Batches of about ``size`` tokens, in random order; a share of the rows joins several conversations, and a share
+    ``noise`` of the conversations has noisy prompts."""
     source = stream(seed, weights, curriculum)
     rng = random.Random(seed)
     pool = max(_LEAST_POOL, 16 * size // _TYPICAL_ROW)
@@ -106,7 +109,9 @@ def batches(
         rows: list[Row] = []
         while len(rows) < pool:
             count = rng.randint(3, 8) if rng.random() < long_share else 1
-            row = joined([encode(next(source), tokenizer, prompt_weight) for _ in range(count)])
+            drawn = [next(source) for _ in range(count)]
+            drawn = [noisy(one, rng) if one.kind in NOISY and rng.random() < noise else one for one in drawn]
+            row = joined([encode(one, tokenizer, prompt_weight) for one in drawn])
             if len(row.tokens) <= (longest if count == 1 else 4 * longest):
                 rows.append(thinned(row, rng))
         rows.sort(key=lambda row: len(row.tokens))
@@ -156,6 +161,7 @@ class Stream(IterableDataset[Batch]):
     long_share: float = 0.0
     shares: Mapping[str, float] = field(default_factory=lambda: WEIGHTS)
     curriculum: Curriculum | None = None
+    noise: float = 0.0
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -164,7 +170,7 @@ class Stream(IterableDataset[Batch]):
         seed = self.seed if worker is None else self.seed + 1_000_003 * worker.id
         tokenizer = Tokenizer.from_file(str(self.tokenizer))
         return batches(tokenizer, seed, self.size, self.longest, self.prompt_weight, self.long_share, self.shares,
-                       self.curriculum)  # fmt: skip
+                       self.curriculum, self.noise)  # fmt: skip
 
     def loader(self, workers: int) -> Iterator[Batch]:
         """Yield batches without end. Without workers, this process makes them between steps."""

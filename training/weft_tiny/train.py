@@ -235,7 +235,7 @@ class Trainer:
         args, lock = self.args, ProcessLock(running_lock(), self.args.state)
         stream = Stream(args.asset / "tokenizer.json", args.seed + 1000 * self.resumed, args.batch, args.longest,
                         args.prompt_weight, args.long_share, {**WEIGHTS, **dict(args.share)},
-                        self.curriculum)  # fmt: skip
+                        self.curriculum, args.noise)  # fmt: skip
         source = stream.loader(args.workers)
         stopping = Signals()
         lock.acquire()
@@ -327,6 +327,8 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=450, help="longest single conversation in tokens")
     parser.add_argument("--long-share", type=float, default=0.01, help="share of rows that join several conversations")
     parser.add_argument("--prompt-weight", type=float, default=0.02, help="loss weight of tokens outside answers")
+    parser.add_argument("--noise", type=float, default=0.0,
+                        help="share of the conversations whose prompts lose words or have foreign ones")  # fmt: skip
     parser.add_argument("--share", action="append", default=[], type=parse_share, metavar="KIND=SHARE",
                         help="of this kind among the examples, instead of its usual one")  # fmt: skip
     parser.add_argument("--average", type=float, default=0.995, help="share of the running average kept at a step")
