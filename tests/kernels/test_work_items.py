@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.kernels.work_items import CHUNK, ITEM_FIELDS, MERGE_FIELDS, Cuts, Rows, divide
+from weft.kernels.work_items import CHUNK, ITEM_FIELDS, MERGE_FIELDS, Cuts, RowExtents, divide
 
 CUTS = Cuts(decode_queries=4, tile_queries=32)
 Row = tuple[int, int]
 """Queries, KV entries."""
 
 
-def make_rows(rows: list[Row]) -> Rows:
+def make_rows(rows: list[Row]) -> RowExtents:
     """Rows of 16 entries to a page."""
     queries, lens = (np.array(part, np.int32).reshape(-1) for part in zip(*rows, strict=True))
     pages = -(-lens // 16)
-    return Rows(*(np.cumsum([0, *counts]).astype(np.int32) for counts in (queries, pages)), kv_lens=lens)
+    return RowExtents(*(np.cumsum([0, *counts]).astype(np.int32) for counts in (queries, pages)), kv_lens=lens)
 
 
 def written_out(rows: list[Row], chosen: list[int], partial: int) -> tuple[list[list[int]], ...]:

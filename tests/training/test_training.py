@@ -50,7 +50,7 @@ def trainer(state: Path, tokens: int, **changes: Any) -> train.Trainer:
         state=state, asset=ASSET, compact=None, fresh=True, tokens=tokens, decay_tokens=None, decay_seconds=None,
         warmup=500, batch=400, longest=200, long_share=0.0, prompt_weight=0.02, average=0.9, muon_lr=0.02,
         adam_lr=0.004, seed=1, workers=0, device="cpu", compile=False, report=2, check_cases=2, check_seconds=0.0,
-        save_seconds=0.0, share=[],
+        save_seconds=0.0, share=[], noise=0.3,
     )  # fmt: skip
     vars(args).update(changes)
     return train.Trainer(args)

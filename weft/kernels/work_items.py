@@ -38,7 +38,7 @@ class Cuts(NamedTuple):
     """Queries of a tile of other rows."""
 
 
-class Rows(NamedTuple):
+class RowExtents(NamedTuple):
     """The rows of a pass, on the host."""
 
     q_indptr: I32
@@ -70,7 +70,9 @@ class WorkTables(NamedTuple):
     merges: Tensor
 
 
-def divide(rows: Rows, cuts: Cuts, chosen: npt.NDArray[np.bool_] | None = None, first_partial: int = 0) -> WorkItems:
+def divide(
+    rows: RowExtents, cuts: Cuts, chosen: npt.NDArray[np.bool_] | None = None, first_partial: int = 0
+) -> WorkItems:
     """The items of the rows that are `chosen` (None: all), whose partial results begin at `first_partial`."""
     queries = np.diff(rows.q_indptr)
     taken = queries > 0 if chosen is None else chosen & (queries > 0)
@@ -90,7 +92,7 @@ def divide(rows: Rows, cuts: Cuts, chosen: npt.NDArray[np.bool_] | None = None, 
     )
 
 
-def _tiles(rows: Rows, queries: npt.NDArray[Any], index: I64, tile: int) -> I32:
+def _tiles(rows: RowExtents, queries: npt.NDArray[Any], index: I64, tile: int) -> I32:
     row, number = _repeat(index, -(-queries[index] // tile))
     last = np.minimum((number + 1) * tile, queries[row])
     order = np.argsort(queries[row] - last - rows.kv_lens[row], kind="stable")
@@ -98,13 +100,13 @@ def _tiles(rows: Rows, queries: npt.NDArray[Any], index: I64, tile: int) -> I32:
     return _items(rows, queries, row, number * tile, np.zeros_like(number), np.full_like(number, -1))
 
 
-def _items(rows: Rows, queries: npt.NDArray[Any], row: I64, query: I64, begin: I64, partial: I64) -> I32:
+def _items(rows: RowExtents, queries: npt.NDArray[Any], row: I64, query: I64, begin: I64, partial: I64) -> I32:
     first_token, first_page = rows.q_indptr[row], rows.kv_indptr[row]
     fields = (first_token, queries[row], first_page, rows.kv_lens[row], row, query, begin, partial)
     return np.stack(fields, axis=1).astype(np.int32)
 
 
-def _merges(rows: Rows, queries: npt.NDArray[Any], index: I64, first_partials: I64, splits: I64) -> I32:
+def _merges(rows: RowExtents, queries: npt.NDArray[Any], index: I64, first_partials: I64, splits: I64) -> I32:
     place, query = _repeat(np.arange(len(index)), queries[index])
     row = index[place]
     fields = (rows.q_indptr[row] + query, first_partials[place] + query, queries[row], splits[place])

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from weft.core.step import ForwardBatch
-from weft.kernels.work_items import Cuts, Rows, WorkItems, divide
+from weft.kernels.work_items import Cuts, RowExtents, WorkItems, divide
 from weft.models.base import LanguageModel, ModelSpec
 from weft.worker.graphs_inputs import Bucket, StaticInputs, attention_batch
 
@@ -163,7 +163,7 @@ class StepGraphs:
         """Whether the step is taken; then it is done."""
         if not 0 < len(forward.kv_page_ids) <= self._max_entries:
             return False
-        work = divide(Rows(forward.q_indptr, forward.kv_indptr, forward.kv_lens), self._cuts)
+        work = divide(RowExtents(forward.q_indptr, forward.kv_indptr, forward.kv_lens), self._cuts)
         bucket = bucket_of(forward.num_tokens, work)
         if bucket is None or not (self._captures or bucket in self._graphs):
             return False

@@ -25,7 +25,7 @@ from weft.kernels.batch import AttentionBatch
 from weft.kernels.triton.device import attention as device
 from weft.kernels.triton.launch import INTERPRETED, takes
 from weft.kernels.triton.support import MAX_GROUP, has_heads, is_hopper
-from weft.kernels.work_items import CHUNK, Cuts, Rows, WorkTables, divide
+from weft.kernels.work_items import CHUNK, Cuts, RowExtents, WorkTables, divide
 
 DECODE_QUERIES = 4
 """Rows of up to so many queries are decoded, fewer where many heads share a KV head: the next token, and drafts."""
@@ -180,7 +180,7 @@ def _plan_of_tables(batch: AttentionBatch, tables: WorkTables, shape: HeadShape,
 
 
 def _plan(batch: AttentionBatch, shape: HeadShape, dtype: torch.dtype) -> TritonPlan:
-    rows, place = Rows(batch.q_indptr_host, batch.kv_indptr_host, batch.kv_lens_host), batch.positions.device
+    rows, place = RowExtents(batch.q_indptr_host, batch.kv_indptr_host, batch.kv_lens_host), batch.positions.device
     plain = divide(rows, cuts(shape, dtype, True, place), batch.plain_rows)
     others = divide(rows, cuts(shape, dtype, False, place), ~batch.plain_rows, plain.num_partials)
     kinds = [
