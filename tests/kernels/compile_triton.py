@@ -6,6 +6,7 @@ package, on CPU tensors; a stand-in for each kernel takes their arguments and co
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.kernels.batches import random_case
 from tests.kernels.blocks import random_block_weight
 from weft.kernels.base import HeadNorm, HeadShape, Norm
 from weft.kernels.batch import lower
-from weft.kernels.triton import attention, block_layout, blocks, move, ops
+from weft.kernels.triton import attention, blocks, move, ops
 from weft.kernels.triton.device import attention as attention_kernels
 from weft.kernels.triton.device import blocks as block_kernels
 from weft.kernels.triton.device import elementwise as other_kernels
@@ -69,7 +70,7 @@ class Stand:
 def _type(value: Any) -> str:
     if isinstance(value, Tensor):
         widths = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "u8"}
-        widths[torch.int8] = "i8"
+        widths |= {torch.int8: "i8", torch.int16: "i16"}
         return "*" + (widths.get(value.dtype) or {torch.int32: "i32", torch.int64: "i64"}[value.dtype])
     return {int: "i32", float: "fp32"}[type(value)]
 
@@ -110,10 +111,13 @@ def main() -> None:
         pages = torch.ones(2, 2, 1 << 16, dtype=torch.uint8)
         ops.prepare_move(pages[:1], pages[1:])(torch.arange(2), torch.arange(2))
         ops.attention(case.q, case.kv, lower(case.forward, 16), 0.1, window)
-        if dtype == torch.bfloat16 and options is no_rules:
-            x = torch.ones(50, 512, dtype=dtype)
-            for kind in block_layout.LAYOUTS:
-                weight = ops.pack_weight(random_block_weight([(kind, 96)], x.shape[1]))
+        if dtype != torch.float16 and options is no_rules and window is None:
+            # Q4_0 is as INT4_G128 but for its zero points; elsewhere one type with minima, and one with upper bits.
+            few = ("Q4_K", "Q6_K")
+            kinds = ("Q8_0", "Q5_K", "INT4_G128", *few) if capability == 90 else few
+            for kind, inputs in (*product(kinds, (512,)), ("Q5_K", blocks.LONG_INPUTS)):
+                x = torch.ones(50, inputs, dtype=dtype)
+                weight = ops.pack_weight(random_block_weight([(kind, 96)], inputs))
                 for count in (1, 50):
                     ops.linear(x[:count], weight, x[0, :96], x[:count, :96])
                 blocks.expanded(weight, 32, 96, dtype)

@@ -101,6 +101,14 @@ def test_parts_of_several_types_packed_and_expanded_a_few_outputs_at_a_time(
     assert torch.equal(ops.take_rows(weight, indices.to(DEVICE)).cpu(), full[indices])
 
 
+@pytest.mark.parametrize("rows", [1, 16, 20, 64], ids=lambda rows: f"{rows}_rows")
+def test_tiles_for_many_inputs(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "LONG_INPUTS", 1)
+    weight, full = packed([("INT4_G128", 32), ("Q8_0", 32)], 1280)
+    x = torch.randn(rows, 1280).bfloat16()
+    assert_is_product(ops.linear(x.to(DEVICE), weight), x, full)
+
+
 def test_no_row_and_rows_that_are_apart() -> None:
     weight, full = packed([("Q4_0", 32)], 64)
     assert ops.linear(torch.empty(0, 64, device=DEVICE), weight).shape == (0, 32)

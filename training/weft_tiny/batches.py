@@ -73,10 +73,10 @@ def encode(example: Example, tokenizer: Tokenizer, prompt_weight: float) -> Row:
 
 
 def _raw(example: Example, tokenizer: Tokenizer) -> Row:
-    """Text without the chat template; all of it is a target."""
-    text = "".join(message["content"] for message in example.messages)
-    tokens = tokenizer.encode(text, add_special_tokens=False).ids
-    tokens = [*tokens, tokenizer.token_to_id("<|endoftext|>")]
+    """Text without the chat template; all of it is a target. What a prompt would have is tokenized for itself: a prompt
+    may end with a mark that is one token with the space after it."""
+    parts = [tokenizer.encode(message["content"], add_special_tokens=False).ids for message in example.messages]
+    tokens = [*(token for part in parts for token in part), tokenizer.token_to_id("<|endoftext|>")]
     return Row(tokens, [1.0] * len(tokens), (example.kind, example.level))
 
 

@@ -1,10 +1,11 @@
 """Weights in quantized blocks as the kernels in Triton read them: each plane of a part's bytes for itself, by panels of
 32 outputs.
 
-The numbers of a *step*, consecutive inputs of a panel, are in two halves of as many inputs: what a byte holds of 4 bits
-each are an input of the first half and the one in its place in the second. Bits above four are in a plane of their own,
-those of both inputs side by side. Scales are never rounded: a scale of a K-quant stays a float16 and a small integer.
-A part takes as many bytes as when it is packed for a CPU (`PACKED_BYTES`).
+The numbers of a *step*, 32 inputs of a panel, are in 128 *places*: number 16 a + 4 b + c is for output 4 a + c and the
+eight inputs from 8 b on. A place has their lowest four bits in a word, the first input lowest, and the bits above four
+in a plane of their own; of 8 bits it has a word in each half of the step, for four inputs each. `device.blocks` says
+why. Scales are never rounded: a scale of a K-quant stays a float16 and a small integer. A part takes as many bytes as
+when it is packed for a CPU (`PACKED_BYTES`).
 
 Owns the layouts, and packing. Products: `weft.kernels.triton.blocks`.
 """
@@ -23,6 +24,11 @@ from weft.kernels.quantized_blocks import SCALES, stored_factors, stored_numbers
 
 PACKED_NUMBERS = 1 << 24
 """Numbers of a weight that are packed at a time, about: each is a few bytes meanwhile."""
+STEP = 32
+"""Inputs."""
+UPPER_BITS = {5: tuple(4 * (i % 2) + i // 2 for i in range(8)), 6: (0, 4, 2, 6, 8, 12, 10, 14)}
+"""Where the upper bits of each of the eight numbers of a place begin: those of two neighbours are four apart, as their
+lower bits are, so that one shift moves both."""
 
 
 class Layout(NamedTuple):
@@ -47,7 +53,7 @@ class Layout(NamedTuple):
 
 
 LAYOUTS: Mapping[str, Layout] = {
-    "Q8_0": Layout(8, 0, 32),
+    "Q8_0": Layout(8, 128, 32),
     "Q4_0": Layout(4, 8, 32),
     "Q4_K": Layout(4, 0, 32, factors=True, minima=True),
     "Q5_K": Layout(5, 0, 32, factors=True, minima=True),
@@ -63,15 +69,12 @@ class Planes(NamedTuple):
     layout: Layout
     outputs: int
     inputs: int
-    half: int
-    """Inputs of half a step."""
     block: int
     """Inputs of a block."""
     numbers: Tensor
-    """[panels, steps, half (2 half for 8 bits), 32]: uint8, or int8 for 8 bits"""
+    """int32 [panels, steps, 1 (2 for 8 bits), 8, 4, 4]"""
     upper: Tensor
-    """uint8 [panels, steps, rows, 32], where rows = half * (bits - 4) / 4: row i has the numbers at i, i + rows, ... of
-    both halves, the lowest bits first; empty for 4 and 8 bits"""
+    """[panels, steps, 8, 4, 4]: uint8 for 5 bits, int16 for 6, as `UPPER_BITS` says; else empty"""
     scales: Tensor
     """[panels, blocks, 32]: float16, or float32 with zero points"""
     minima: Tensor
@@ -89,7 +92,7 @@ class Planes(NamedTuple):
     def of(self, first: int, end: int) -> Planes:
         """Those of panels `first` to `end`."""
         stored = [plane[first:end] for plane in self.stored]
-        return Planes(self.layout, len(stored[0]) * PANEL, self.inputs, self.half, self.block, *stored)
+        return Planes(self.layout, len(stored[0]) * PANEL, self.inputs, self.block, *stored)
 
 
 class DeviceBlocks(BlockWeight):
@@ -128,11 +131,6 @@ def take_rows(weight: DeviceBlocks, indices: Tensor) -> Tensor:
     return rows
 
 
-def _half(kind: str, inputs: int) -> int:
-    """Inputs of half a step: they share a scale, and are as many as there can be."""
-    return 32 if LAYOUTS[kind].group >= 32 and inputs % 64 == 0 else 16
-
-
 def _sizes(part: BlockPart, inputs: int) -> list[int]:
     """Bytes of each plane, in order."""
     layout, block = LAYOUTS[part.kind], BY_NAME[part.kind].numbers
@@ -148,19 +146,18 @@ def _sizes(part: BlockPart, inputs: int) -> list[int]:
 
 
 def _planes(part: BlockPart, inputs: int, data: Tensor) -> Planes:
-    layout, block, half = LAYOUTS[part.kind], BY_NAME[part.kind].numbers, _half(part.kind, inputs)
-    panels, steps = part.outputs // PANEL, inputs // (2 * half)
+    layout, block = LAYOUTS[part.kind], BY_NAME[part.kind].numbers
+    panels, steps = part.outputs // PANEL, inputs // STEP
     numbers, upper, scales, minima, factors, minimum_factors = torch.split(data, _sizes(part, inputs))
-    if layout.bits == 8:
-        numbers = numbers.view(torch.int8)
+    if layout.bits == 6:
+        upper = upper.view(torch.int16)
     return Planes(
         layout,
         part.outputs,
         inputs,
-        half,
         block,
-        numbers.view(panels, steps, -1, PANEL),
-        upper.view(panels, steps, -1, PANEL) if len(upper) else upper,
+        numbers.view(torch.int32).view(panels, steps, -1, 8, 4, 4),
+        upper.view(panels, steps, 8, 4, 4) if len(upper) else upper,
         scales.view(torch.float32 if layout.zeros else torch.float16).view(panels, -1, PANEL),
         (minima if layout.zeros else minima.view(torch.float16)).view(panels, -1, PANEL) if len(minima) else minima,
         factors.view(torch.uint8 if layout.minima else torch.int8).view(panels, -1, PANEL) if len(factors) else factors,
@@ -170,23 +167,24 @@ def _planes(part: BlockPart, inputs: int, data: Tensor) -> Planes:
 
 def _fill(planes: Planes, blocks: Tensor, kind: str) -> None:
     """blocks [n, bytes of a block] as they are stored, row by row."""
-    layout, half = planes.layout, planes.half
-    panels, steps = planes.numbers.shape[:2]
+    layout, panels = planes.layout, len(planes.numbers)
 
     def by_panel(stored: Tensor) -> Tensor:
         """Of all rows one after the other -> [panels, n of a row, 32]."""
         return stored.reshape(panels, PANEL, -1).transpose(1, 2)
 
-    numbers = by_panel(stored_numbers(kind, blocks))
+    numbers = stored_numbers(kind, blocks).reshape(panels, 8, 4, -1, 4, 8).permute(0, 3, 1, 4, 2, 5)
     if layout.bits == 8:
-        planes.numbers.copy_(numbers.reshape(planes.numbers.shape).view(torch.int8))
+        # Bytes of a word begin with the lowest; a number is stored less 128.
+        halves = (numbers ^ 128).reshape(*numbers.shape[:-1], 2, 4).movedim(-2, 2)
+        planes.numbers.copy_(halves.contiguous().view(torch.int32).squeeze(-1))
     else:
-        first, second = numbers.reshape(panels, steps, 2, half, PANEL).unbind(2)
-        planes.numbers.copy_(first & 15 | (second & 15) << 4)
-    width = layout.upper_bits
-    if width:
-        pairs = torch.split(first >> 4 | second >> 4 << width, planes.upper.shape[2], 2)
-        planes.upper.copy_(torch.stack([pair << 2 * width * place for place, pair in enumerate(pairs)]).sum(0))
+        lower = numbers & 15
+        packed = lower[..., ::2] | lower[..., 1::2] << 4
+        planes.numbers.copy_(packed.contiguous().view(torch.int32).squeeze(-1)[:, :, None])
+    if layout.upper_bits:
+        places = torch.tensor(UPPER_BITS[layout.bits], device=numbers.device)
+        planes.upper.copy_((numbers.int() >> 4 << places).sum(-1))
     if layout.zeros:
         planes.scales.copy_(by_panel(blocks[:, :4].contiguous().view(torch.float32)))
         planes.minima.copy_(by_panel(blocks[:, 4]))
@@ -204,24 +202,24 @@ def _fill(planes: Planes, blocks: Tensor, kind: str) -> None:
 
 def _rows(planes: Planes, indices: Tensor) -> Tensor:
     """[T, I] float32"""
-    layout, half = planes.layout, planes.half
+    layout = planes.layout
     panels, outputs = indices // PANEL, indices % PANEL
 
     def taken(plane: Tensor, repeats: int) -> Tensor:
         """A plane with `repeats` inputs to a row, [T, I] float32."""
         return plane[panels, :, outputs].float().repeat_interleave(repeats, 1)
 
-    numbers = planes.numbers[panels, ..., outputs]
-    if layout.bits != 8:
-        numbers = torch.stack([numbers & 15, numbers >> 4], 2)
-        width = layout.upper_bits
-        if width:
-            upper = planes.upper[panels, ..., outputs]
-            places = [upper >> 2 * width * place for place in range(half // upper.shape[-1])]
-            pairs = torch.cat(places, -1)
-            mask = (1 << width) - 1
-            numbers = numbers | torch.stack([pairs & mask, pairs >> width & mask], 2) << 4
-    values = numbers.flatten(1).float() - layout.offset
+    def of_places(plane: Tensor, shifts: Tensor, bits: int) -> Tensor:
+        """[panels, steps, n, 8, 4, 4] -> a number from each of `shifts` bits on, [T, I]."""
+        words = plane[panels, :, :, outputs // 4, :, outputs % 4].movedim(-1, 2)
+        return (words[..., None].int() >> shifts & ((1 << bits) - 1)).flatten(1)
+
+    shifts = torch.arange(0, 32, 8 if layout.bits == 8 else 4, device=indices.device)
+    numbers = of_places(planes.numbers, shifts, 8 if layout.bits == 8 else 4)
+    if layout.upper_bits:
+        shifts = torch.tensor(UPPER_BITS[layout.bits], device=indices.device)
+        numbers = numbers | of_places(planes.upper[:, :, None], shifts, layout.upper_bits) << 4
+    values = numbers.float() - layout.offset
     scales = taken(planes.scales, planes.block)
     if layout.factors:
         scales = scales * taken(planes.factors, layout.group)
