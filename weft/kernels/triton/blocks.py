@@ -31,7 +31,7 @@ EXPONENT = 0x4B000000
 LONG_INPUTS = 8192
 
 
-class Tile(NamedTuple):
+class ProductTile(NamedTuple):
     """What a program of `device.block_linear` has: rows, warps, steps of each warp at a time, and stages of loads."""
 
     rows: int
@@ -40,11 +40,11 @@ class Tile(NamedTuple):
     stages: int
 
 
-EXACT_TILE = Tile(16, 4, 1, 1)
+EXACT_TILE = ProductTile(16, 4, 1, 1)
 """For float32, whose products are not of tensor cores. Not tuned by measurement."""
 TILES = {
-    False: (Tile(8, 8, 4, 1), Tile(16, 4, 2, 1), Tile(32, 4, 2, 1), Tile(64, 4, 1, 1)),
-    True: (Tile(8, 16, 2, 1), Tile(16, 16, 2, 1), Tile(32, 8, 2, 1), Tile(64, 4, 2, 3)),
+    False: (ProductTile(8, 8, 4, 1), ProductTile(16, 4, 2, 1), ProductTile(32, 4, 2, 1), ProductTile(64, 4, 1, 1)),
+    True: (ProductTile(8, 16, 2, 1), ProductTile(16, 16, 2, 1), ProductTile(32, 8, 2, 1), ProductTile(64, 4, 2, 3)),
 }
 """By whether inputs are `LONG_INPUTS` or more. The fastest for INT4_G128 of those measured on an H100 with bfloat16 x
 and a weight that is not in its L2 cache, and that need at most 99 KiB of shared memory, the least that a block can have
