@@ -8,8 +8,9 @@ file is written after each section; it has the partial results of a section that
     check        every kernel against the reference, in three dtypes; pages that go to the host and come back
     kernels      the device's ceilings (a copy, a product of matrices), and each kernel against them
     link         pages to the host and back: the link's rate, and how many move beside a forward, of --link-model
-    graphs       decode steps as graphs against the same without
-    qwen3-0.6b   that shape, random weights: time per token at batches of 1, 16, 64 and 256, prompts, 32 requests
+    graphs       steps as graphs against the same without
+    qwen3-0.6b   that shape, random weights: time per token at batches of 1, 16, 64 and 256, and beside prompts; prompts
+                 alone; 32 requests
     llama-3-8b   the same
     peer         32 requests on the shape of Qwen3-0.6B by transformers' continuous batching
 

@@ -214,7 +214,7 @@ class StepGraphs:
         except Exception as error:  # every error of a device or a kernel: steps also run without graphs
             self._captures = False
             reason = f"{type(error).__name__}: {error}"
-            _log.warning("CUDA graphs: no more are captured, decoding is slower without (%s)", reason)
+            _log.warning("CUDA graphs: no more are captured, steps are slower without (%s)", reason)
             return None
         self._graphs[bucket] = graph
         if len(self._graphs) > self._max_graphs:  # not before: a capture waits for those that still run
