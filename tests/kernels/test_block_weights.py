@@ -16,6 +16,8 @@ from weft.kernels.cpu import library
 
 DTYPES = [torch.float32, torch.bfloat16]
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 2**-7}
+TILE_ROWS = 24
+"""`kTileRows` of the kernels: from so many rows on, tiles multiply bfloat16."""
 """Largest difference from the reference, relative to the largest value of it: sums of floats are in another order."""
 KERNELS = all_kernels()
 levels = pytest.mark.parametrize("kernels", KERNELS, ids=[name_of(kernels) for kernels in KERNELS])
@@ -43,6 +45,22 @@ def matrix_of(weight: BlockWeight) -> torch.Tensor:
     """What the weight stands for, [O, I] float32."""
     parts = zip(weight.parts, weight.data_of_parts(), strict=True)
     return torch.cat([expand_rows(data, part, weight.inputs) for part, data in parts])
+
+
+def rounds_activations(kernels, rows, dtype=torch.bfloat16):
+    """Whether a product of so many rows has activations in 8 bits. Tiles of bfloat16 multiply them as they are."""
+    tiles = kernels.level == library.Level.AMX and kernels.vnni and dtype == torch.bfloat16
+    return not tiles or rows < TILE_ROWS
+
+
+def product_of(kernels, x, weight, bias=None, residual=None):
+    """What the kernels are to compute."""
+    if rounds_activations(kernels, len(x), x.dtype):
+        return reference.linear(x, weight, bias, residual)
+    y = x.double() @ matrix_of(weight).bfloat16().double().T
+    for term in (bias, residual):
+        y += term if term is not None else 0
+    return y.to(x.dtype)
 
 
 # Activations in 8 bits
@@ -137,10 +155,10 @@ def test_product_with_packed_blocks(kernels, kind, dtype):
         for rows in (0, 1, 2, 3, 5, 6, 7, 13, 40):
             x = torch.randn(rows, inputs, generator=generator).to(dtype)
             residual = torch.randn(rows, outputs, generator=generator).to(dtype)
-            expected = reference.linear(x, weight, bias, residual)
+            expected = product_of(kernels, x, weight, bias, residual)
             got = kernels.linear(x, packed, bias, residual.clone())
             assert_close(got, expected, BOUNDS[dtype])
-            assert_close(kernels.linear(x, packed), reference.linear(x, weight), BOUNDS[dtype])
+            assert_close(kernels.linear(x, packed), product_of(kernels, x, weight), BOUNDS[dtype])
             if outputs % 64 == 0:
                 gated = kernels.gated_linear(x, packed, bias)
                 assert (gated == kernels.silu_mul(kernels.linear(x, packed, bias))).all()
@@ -149,7 +167,8 @@ def test_product_with_packed_blocks(kernels, kind, dtype):
 @levels
 @kinds
 def test_a_row_gets_the_same_in_any_company(kernels, kind):
-    """What rounding the product left over shows the last bits of its sums."""
+    """What rounding the product left over shows the last bits of its sums. With tiles, a row gets one result among few
+    rows and another among many."""
     inputs, outputs = 768, 160
     weight = random_block_weight([(kind, outputs)], inputs)
     packed = kernels.pack_weight(weight)
@@ -160,9 +179,16 @@ def test_a_row_gets_the_same_in_any_company(kernels, kind):
         torch.set_num_threads(threads)
         assert (kernels.linear(x, packed, None, rest.clone()) == expected).all()
     torch.set_num_threads(1)
-    for first, many in ((0, 1), (1, 3), (519, 1), (2, 9), (5, 40)):
+    few = torch.cat([kernels.linear(part, packed) for part in x.split(TILE_ROWS - 1)])
+    of_few = torch.cat([kernels.linear(x[i : i + 1], packed, None, -few[i : i + 1]) for i in range(len(x))])
+    for first, many in ((0, 1), (1, 3), (519, 1), (2, 9), (5, TILE_ROWS - 1), (5, TILE_ROWS), (5, 40), (3, 100)):
         part = slice(first, first + many)
-        assert (kernels.linear(x[part], packed, None, rest[part].clone()) == expected[part]).all()
+        if rounds_activations(kernels, many):
+            assert (kernels.linear(x[part], packed, None, -few[part]) == of_few[part]).all()
+        else:
+            assert (kernels.linear(x[part], packed, None, rest[part].clone()) == expected[part]).all()
+    if rounds_activations(kernels, len(x)):
+        assert (of_few == expected).all()
 
 
 def extreme_weight(kind: str, values: torch.Tensor) -> BlockWeight:
@@ -228,6 +254,9 @@ def test_every_number_lies_where_it_is_read(kernels, kind):
     for many in (512, 6):  # expanded first, or read as it lies
         got = torch.cat([kernels.linear(part, packed) for part in x.split(many)])
         assert_close(got, (matrix.T * 2.0**-5 * 127).contiguous(), 2e-6)
+    # In bfloat16, each result is rounded, and with tiles each number of the weight.
+    got, expected = kernels.linear(x.bfloat16(), packed).T.float(), matrix * 2.0**-5 * 127
+    assert ((got - expected).abs() <= expected.abs() * 2.0**-7 + expected.abs().max() * 2.0**-14).all()
     indices = torch.tensor([63, 0, 31, 32, 7], dtype=torch.int32)
     assert torch.equal(kernels.take_rows(packed, indices), matrix[indices])
     assert torch.equal(kernels.take_rows(packed, indices, torch.bfloat16), matrix[indices].bfloat16())
@@ -244,7 +273,7 @@ def test_parts_of_several_types(kernels, dtype):
         x, bias = torch.randn(rows, 512).to(dtype), torch.randn(192).to(dtype)
         residual = torch.randn(rows, 192).to(dtype)
         got = kernels.linear(x, packed, bias, residual.clone())
-        assert_close(got, reference.linear(x, weight, bias, residual), BOUNDS[dtype])
+        assert_close(got, product_of(kernels, x, weight, bias, residual), BOUNDS[dtype])
         gated = kernels.gated_linear(x, packed, bias)
         assert (gated == kernels.silu_mul(kernels.linear(x, packed, bias))).all()
     with pytest.raises(ValueError, match="several types"):

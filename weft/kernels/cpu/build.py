@@ -30,6 +30,7 @@ _X86_BLOCKS = {
     "avx2vnni": (*_AVX2, "-mavxvnni"),
     "avx512f": _AVX512F,
     "avx512vnni": (*_AVX512F, "-mavx512vnni"),
+    "amx": (*_AVX512, "-mavx512vnni", "-mavx512vbmi", "-mamx-tile", "-mamx-bf16"),
 }
 """Products with quantized blocks. Dot products of bytes are there or not at more than one level."""
 

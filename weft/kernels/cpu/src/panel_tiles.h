@@ -74,9 +74,15 @@ struct Tiles {
         for (int64_t i = 0; i < kTileSize; i += 32) Pairs::fetch_ahead(block + i);
     }
 
-    // For 16 * M rows of x, given as tiles. Streamed: x does not displace the weight from the first-level cache.
     template <int M, bool Streamed, bool Near = false>
     static WEFT_INLINE void panel(const bf16* x, const PanelPart& part) {
+        multiply_steps<M, Streamed, Near>(x, part, [&](int64_t s) { return (const bf16*)part.weight + s * kStepSize; });
+    }
+
+    // For 16 * M rows of x, given as tiles, and steps of the weight, which `weight(s)` gives in their order. Streamed: x
+    // does not displace the weight from the first-level cache.
+    template <int M, bool Streamed, bool Near, class Weight>
+    static WEFT_INLINE void multiply_steps(const bf16* x, const PanelPart& part, const Weight& weight) {
         float* sums = part.sums;
         TileUnit::barrier();
         if (part.add) {
@@ -96,7 +102,7 @@ struct Tiles {
         }
         for (int64_t s = 0; s < part.steps; s++) {
             beside(part, s);
-            const bf16 *w = (const bf16*)part.weight + s * kStepSize, *rows = x + s * kStepSize;
+            const bf16 *w = weight(s), *rows = x + s * kStepSize;
             if (Near) fetch_block(w);
             _tile_loadd(6, w, 64);
             if constexpr (Streamed)

@@ -14,12 +14,14 @@ extern const LinearBlocks kAvx2Blocks;
 extern const LinearBlocks kAvx2VnniBlocks;
 extern const LinearBlocks kAvx512fBlocks;
 extern const LinearBlocks kAvx512VnniBlocks;
+extern const LinearBlocks kAmxBlocks;
 #endif
 
 namespace {
 
 LinearBlocks product_of(int level, bool vnni) {
 #if defined(__x86_64__)
+    if (level == kAmx && vnni) return kAmxBlocks;
     if (level >= kAvx512f) return vnni ? kAvx512VnniBlocks : kAvx512fBlocks;
     if (level == kAvx2) return vnni ? kAvx2VnniBlocks : kAvx2Blocks;
 #endif

@@ -1,5 +1,5 @@
 // Products with weights in quantized blocks for AVX2 and FMA.
-#include "quant_panel.h"
+#include "quant_level.h"
 
 namespace weft {
 extern const LinearBlocks kAvx2Blocks;

@@ -323,12 +323,5 @@ struct BlockProduct {
     }
 };
 
-inline void linear_blocks(int dtype, int type, const LinearArgs& args) {
-    with_layout(type, [&](auto layout) {
-        typedef decltype(layout) L;
-        dtype == kBfloat16 ? multiply_packed<BlockProduct<bf16, L>>(args) : multiply_packed<BlockProduct<float, L>>(args);
-    });
-}
-
 }  // namespace
 }  // namespace weft

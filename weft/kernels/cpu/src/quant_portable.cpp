@@ -1,5 +1,5 @@
 // Products with weights in quantized blocks for any machine.
-#include "quant_panel.h"
+#include "quant_level.h"
 
 namespace weft {
 extern const LinearBlocks kPortableBlocks;

@@ -1,0 +1,7 @@
+// Products with weights in quantized blocks for AVX-512 with dot products of bytes (VNNI), and tiles of bytes (AMX).
+#include "quant_level.h"
+
+namespace weft {
+extern const LinearBlocks kAmxBlocks;
+const LinearBlocks kAmxBlocks = linear_blocks;
+}  // namespace weft
