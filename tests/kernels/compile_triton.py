@@ -1,11 +1,14 @@
 """Compiles the kernels in Triton as their launches would, without a device. Run by `test_triton.py`.
 
+    python -m tests.kernels.compile_triton [--all]
+
 Prints a line for each: name, capability of the device, dtype, bytes of shared memory. The launches are those of the
 package, on CPU tensors; a stand-in for each kernel takes their arguments and compiles.
 """
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 from typing import Any
 
@@ -80,18 +83,21 @@ def _is_aligned(value: Any) -> bool:
 
 
 def main() -> None:
-    """Every kernel for one device, and attention at common sizes and with the widest heads for others."""
+    """Every kernel for one device, and attention with the widest heads for that with the least shared memory. `--all`:
+    attention and products at more sizes, and for more devices."""
     rows, no_rules = [(1, 600), (20, 20)], {}
     rules = {"causal": False, "visibility": True, "masks": True}
-    for capability, dtype, shape, options, window in (
+    everything = (90, torch.bfloat16, HeadShape(8, 2, 128), no_rules, None)
+    others = (
         (80, torch.bfloat16, HeadShape(8, 2, 128), no_rules, None),
         (80, torch.float32, HeadShape(7, 1, 48), no_rules, None),
-        (86, torch.float32, HeadShape(8, 1, 256), rules, 100),
-        (90, torch.bfloat16, HeadShape(8, 2, 128), no_rules, None),
         (90, torch.bfloat16, HeadShape(8, 2, 128), no_rules, 100),
         (90, torch.bfloat16, HeadShape(8, 2, 128), rules, 100),
         (90, torch.float16, HeadShape(8, 1, 256), no_rules, 100),
-    ):
+    )
+    least = (86, torch.float32, HeadShape(8, 1, 256), rules, 100)
+    for launch in (everything, least, *(others if "--all" in sys.argv else ())):
+        capability, dtype, shape, options, window = launch
         attention.takes = ops.takes = lambda *tensors: True
         attention.device, ops.device = Stand(attention_kernels, capability), Stand(other_kernels, capability)
         move.device, move.INTERPRETED = ops.device, True
@@ -121,7 +127,7 @@ def main() -> None:
                 for count in (1, 50):
                     ops.linear(x[:count], weight, x[0, :96], x[:count, :96])
                 blocks.expanded(weight, 32, 96, dtype)
-        if (capability, dtype) == (80, torch.bfloat16):
+        if launch is everything:
             x = torch.ones(21, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
             angles = torch.ones(21, head_dim // 2)
             norm = HeadNorm(x[0, :head_dim], x[0, :head_dim], 1e-6)

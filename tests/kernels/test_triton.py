@@ -462,11 +462,14 @@ def test_pages_that_are_no_whole_words_go_to_torch(width, skipped):
 
 
 @pytest.mark.slow
-def test_every_kernel_compiles_for_devices(tmp_path):
+@pytest.mark.parametrize(
+    "more", [pytest.param((), id="some"), pytest.param(("--all",), id="all", marks=pytest.mark.soak)]
+)
+def test_every_kernel_compiles_for_devices(tmp_path, more):
     """The interpreter is more lenient than the compiler, which needs no device for a program that is not run."""
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_triton"],
+        [sys.executable, "-m", "tests.kernels.compile_triton", *more],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,

@@ -8,6 +8,7 @@ zero, and training ends. The exported weights are a running average, usable at a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import signal
@@ -353,9 +354,18 @@ def main() -> None:
     except BlockingIOError:
         parser.error(f"another trainer uses {args.state}: stop it first, or give another --state")
     if args.idle:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        _use_idle_time()
     torch.set_num_threads(args.threads)
     Trainer(args).run()
+
+
+def _use_idle_time() -> None:
+    """Take only processor time that no other process wants. Where Linux shares it among sessions first (autogroup), the
+    policy of a process counts within its session alone, so a session of the trainer's own gets the least weight too."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text("19")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Activations meet such a weight in 8 bits: rows are quantized in blocks (`quantize_rows`), products are sums of integers,
 and scales meet the sums. The blocks are those that llama.cpp quantizes activations in, so that the same file gives
-nearly the same logits.
+nearly the same logits. Kernels for devices, and those for many rows on processors with matrix tiles, do not round
+activations.
 """
 
 from __future__ import annotations
