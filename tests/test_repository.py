@@ -95,7 +95,9 @@ def documents() -> list[Path]:
 def text_files() -> Iterator[Path]:
     """All files of the repository but generated ones, in a git checkout or not."""
     for part in ("weft", "tests", "training", "bench", "demo", "docs", ".ci"):
-        yield from (p for p in (ROOT / part).rglob("*") if p.suffix in {"", ".py", ".md", ".toml", ".jinja", ".sh"})
+        yield from (
+            p for p in (ROOT / part).rglob("*") if p.suffix in {"", ".py", ".md", ".toml", ".jinja", ".sh", ".json"}
+        )
     yield from (p for p in ROOT.iterdir() if p.suffix in {".md", ".toml", ".txt"})
     yield from (ROOT / name for name in ("Makefile", "Containerfile", ".dockerignore", ".gitignore", "NOTICE"))
 

@@ -32,9 +32,10 @@ def heading(where: Mapping[str, Any]) -> str:
 
 
 def command_line(module: str | None = None) -> str:
-    """The command that this process runs: `python -m MODULE` with its arguments, or the console script."""
+    """The command that this process runs: `python -m MODULE` with its arguments, or the console script. Of absolute
+    paths, which say something of this machine alone, the last part."""
     program = [Path(sys.argv[0]).name] if module is None else ["python", "-m", module]
-    return shlex.join([*program, *sys.argv[1:]])
+    return shlex.join([*program, *(Path(part).name if Path(part).is_absolute() else part for part in sys.argv[1:])])
 
 
 def write_record(file: Path, content: Mapping[str, Any]) -> None:
