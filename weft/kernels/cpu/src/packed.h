@@ -2,10 +2,11 @@
 //
 // A packed weight is [outputs / 32][inputs / 32][...]: panels of 32 outputs, and in a panel steps of 32 inputs. What is in
 // a step depends on the dtype of the weight and on the level: see `Pairs` (panel_pairs.h), `Tiles` (panel_tiles.h),
-// `Floats` (panel_floats.h) and `BlockProduct` (quant_panel.h), which multiply a panel. This file divides a product among threads, cuts it into blocks that
-// stay in the caches, and writes results.
+// `Floats` (panel_floats.h), `BlockProduct` (quant_panel.h) and `BlockTiles` (quant_tiles.h), which multiply a panel. This
+// file divides a product among threads, cuts it into blocks that stay in the caches, and writes results.
 //
-// Each result is a sum over the inputs in one fixed order, so a row of x gives the same result alone as among others.
+// Each result is a sum over the inputs in one fixed order, so a row of x gives the same result alone as among others that
+// are multiplied in the same way.
 #pragma once
 
 #include "memory.h"

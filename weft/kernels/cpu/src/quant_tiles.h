@@ -14,7 +14,7 @@
 namespace weft {
 namespace {
 
-// With fewer rows, expanding takes longer than is won. Expanding 32 x 32 numbers takes as long as to multiply them by 32 rows.
+// With fewer rows, expanding takes longer than is won: for 32 x 32 numbers, as long as multiplying them by 32 rows.
 constexpr int64_t kTileRows = 24;
 
 // 32 inputs of a step, `sub`, as a step of a packed bfloat16 weight: [2][16][32], see `Pairs`.
@@ -102,7 +102,7 @@ struct BlockTiles {
     static constexpr int64_t kInputs = L::kInputs;
     static constexpr int64_t kRowsAtOnce = Tiles::kRowsAtOnce;
     static constexpr bool kEqualGroups = false;
-    static constexpr int64_t kBlockSteps = (8 * kStep + L::kInputs - 1) / L::kInputs;
+    static constexpr int64_t kBlockSteps = 256 / L::kInputs;  // expanded, a third of the first-level cache
     static constexpr int64_t kBlockBytes = Tiles::kBlockBytes;
     static constexpr int64_t kNearBytes = 0;
     static constexpr bool kTakesWhenFree = true;
@@ -111,7 +111,7 @@ struct BlockTiles {
     static int64_t step_bytes(const LinearArgs&) { return L::kBytes; }
     static bool expands(const LinearArgs&, int64_t groups) { return groups > 1; }
     static bool takes_whole(const LinearArgs&, int64_t groups) { return groups == 1; }
-    static int64_t expanded_bytes(const LinearArgs&) { return Tiles::kBlockSteps * kStepSize * 2; }
+    static int64_t expanded_bytes(const LinearArgs&) { return kBlockSteps * L::kInputs * kPanel * 2; }
     static void expand_steps(const LinearArgs&, const char* from, char* to, int64_t steps) {
         expand_blocks<L>((const uint8_t*)from, (bf16*)to, steps);
     }
