@@ -23,6 +23,7 @@ EMBEDDED_MODEL = "weft-tiny"
 PINNED_PART = 0.25
 """Part of each engine's pages that pins of plans may hold, unless a user says another."""
 MAX_PINNED_PART = 0.5
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s?#@]+")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
@@ -261,6 +262,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("header_timeout_s", "body_timeout_s", "keep_alive_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origins has {origin!r}; an origin is a scheme and a host, such as https://app.example or "
+                    "http://localhost:3000, without a path; *: any"
+                )
 
 
 MAX_RUNS = 8192

@@ -105,6 +105,7 @@ def test_a_variable_that_cannot_be_used_is_named(environment, message):
         ("engine = 3", "must be a section"),
         ("[engine]\nmax_running = '3'", "engine.max_running from file .* Expected `int`, got `str`"),
         ("[engine]\nmax_running = 0", "max_running must be at least 1.*max_running is from file"),
+        ("[server]\ncors_origins = ['app.example']", "https://app.example.*cors_origins is from file"),
         ("[engine", "not valid TOML"),
     ],
 )

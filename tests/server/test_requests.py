@@ -125,6 +125,13 @@ def test_a_value_that_is_none_of_a_list_is_refused_with_the_list(server: Running
     assert message == "objective: Invalid enum value 'fast'; there are latency, ttft, throughput, deadline, batch."
 
 
+def test_a_part_that_is_no_text_is_refused_for_its_type(server: RunningServer) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+    error = error_of(server.chat(messages=[{"role": "user", "content": [image]}]))
+    assert error["param"] == "messages[0].content[0]"
+    assert error["message"] == "messages[0].content[0] is image input, which this model does not take; send text"
+
+
 def test_effort_and_verbosity_reach_the_chat_template() -> None:
     template = CHATML + "{% if reasoning_effort %}[{{ reasoning_effort }}|{{ verbosity }}]{% endif %}"
     with running(tokenizer=byte_tokenizer(template)) as server:

@@ -231,9 +231,11 @@ def _check_inside(value: Any, shape: Any, path: str) -> None:
         for number, entry in enumerate(value):
             _check_inside(entry, get_args(shape)[0], f"{path}[{number}]")
     elif isinstance(shape, type) and origin is None and issubclass(shape, msgspec.Struct) and isinstance(value, dict):
-        role = _hints(shape).get("role")
-        # A message has the shape of its role. An unknown role is refused when the messages are converted.
-        if role is None or value.get("role") in get_args(role):
+        role, kind = _hints(shape).get("role"), _hints(shape).get("type")
+        # A message has the shape of its role, and a part that of its type. Unknown ones are refused as such, not for
+        # their fields.
+        is_message = role is None or value.get("role") in get_args(role)
+        if is_message and (get_origin(kind) is not Literal or value.get("type") in (None, *get_args(kind))):
             _check_object(value, shape, path)
 
 
