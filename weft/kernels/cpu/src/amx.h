@@ -11,19 +11,29 @@
 namespace weft {
 namespace {
 
-// Holds the tile registers, all of them 16 rows of 64 bytes, while it lives. Others on this thread may have configured
-// them before, and configure them again afterwards.
+// Holds the tile registers, all of them 16 rows of 64 bytes, while it lives. Afterwards they are configured as they were:
+// other libraries may have configured them once for this thread.
 struct TileUnit {
+    struct alignas(64) Config {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    };
+
     TileUnit() {
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-        } config;
+        const Config config = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+        _tile_storeconfig(&before);
         barrier();
         _tile_loadconfig(&config);
     }
-    ~TileUnit() { _tile_release(); }
+    ~TileUnit() {
+        barrier();
+        before.palette ? _tile_loadconfig(&before) : _tile_release();
+    }
+    TileUnit(const TileUnit&) = delete;
+    TileUnit& operator=(const TileUnit&) = delete;
+
+    Config before;
     // The compiler does not know that tile instructions read memory.
     static WEFT_INLINE void barrier() { __asm__ volatile("" ::: "memory"); }
 };
