@@ -65,26 +65,28 @@ void take_scales(const uint8_t* from, Block& to) {
 
 void take_apart(Q4_K, const uint8_t* from, Block& to) {
     take_scales(from, to);
-    for (int i = 0; i < 128; i++) {
-        to.numbers[i / 32 * 64 + i % 32] = from[16 + i] & 15;
-        to.numbers[i / 32 * 64 + 32 + i % 32] = from[16 + i] >> 4;
-    }
+    for (int group = 0; group < 8; group++)
+        for (int i = 0; i < 32; i++)
+            to.numbers[group * 32 + i] = from[16 + group / 2 * 32 + i] >> (group % 2 * 4) & 15;
 }
 
 void take_apart(Q5_K, const uint8_t* from, Block& to) {
     take_scales(from, to);
-    for (int i = 0; i < 256; i++) {
-        const int half = from[48 + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
-        to.numbers[i] = (uint8_t)(half | (from[16 + i % 32] >> (i / 32) & 1) << 4);
-    }
+    for (int group = 0; group < 8; group++)
+        for (int i = 0; i < 32; i++) {
+            const int low = from[48 + group / 2 * 32 + i] >> (group % 2 * 4) & 15;
+            to.numbers[group * 32 + i] = (uint8_t)(low | (from[16 + i] >> group & 1) << 4);
+        }
 }
 
 void take_apart(Q6_K, const uint8_t* from, Block& to) {
-    for (int i = 0; i < 256; i++) {
-        const int half = i / 128, quarter = i % 128 / 32;
-        const int low = from[half * 64 + i % 64] >> (quarter / 2 * 4) & 15;
-        to.numbers[i] = (uint8_t)(low | (from[128 + half * 32 + i % 32] >> (2 * quarter) & 3) << 4);
-    }
+    for (int half = 0; half < 2; half++)
+        for (int quarter = 0; quarter < 4; quarter++)
+            for (int i = 0; i < 32; i++) {
+                const int low = from[half * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4) & 15;
+                const int upper = from[128 + half * 32 + i] >> (2 * quarter) & 3;
+                to.numbers[half * 128 + quarter * 32 + i] = (uint8_t)(low | upper << 4);
+            }
     std::memcpy(to.scales, from + 192, 16);
     std::memcpy(&to.scale, from + 208, 2);
 }
@@ -93,40 +95,40 @@ template <class L>
 void take_groups(const uint8_t* from, Block& to) {
     std::memcpy(&to.whole_scale, from, 4);
     to.zero = from[4];
-    for (int i = 0; i < L::kInputs / 2; i++) {
-        to.numbers[i / 16 * 32 + i % 16] = from[8 + i] & 15;
-        to.numbers[i / 16 * 32 + 16 + i % 16] = from[8 + i] >> 4;
-    }
+    for (int half = 0; half < L::kInputs / 16; half++)
+        for (int i = 0; i < 16; i++)
+            to.numbers[half * 16 + i] = from[8 + half / 2 * 16 + i] >> (half % 2 * 4) & 15;
 }
 
 void take_apart(Int4G32, const uint8_t* from, Block& to) { take_groups<Int4G32>(from, to); }
 
 void take_apart(Int4G128, const uint8_t* from, Block& to) { take_groups<Int4G128>(from, to); }
 
-// Puts the block of output `o` of a panel into a step, which is zeros where nothing was put yet.
+// Puts the numbers of 32 inputs of an output where they belong, from `to` on: every byte once.
+template <class L>
+void put_numbers(const uint8_t* numbers, uint8_t* to) {
+    constexpr uint32_t kHalves = 0x0f0f0f0fu;
+    uint32_t fours[8];  // four numbers at a time, each in its byte
+    std::memcpy(fours, numbers, 32);
+    for (int group = 0; group < (L::kBits == 8 ? 8 : 4); group++) {
+        uint32_t bytes = fours[group];
+        if (L::kBits != 8) bytes = (bytes & kHalves) | (fours[group + 4] & kHalves) << 4;
+        std::memcpy(to + group * 128, &bytes, 4);
+    }
+    constexpr int kUpper = L::kBits == 8 ? 0 : L::kBits - 4;  // bits
+    for (int first = 0; first < kUpper; first++) {
+        uint32_t bytes = 0;
+        for (int group = first; group < 8; group += kUpper)
+            bytes |= (fours[group] >> 4 & kHalves) << (group / kUpper * kUpper);
+        std::memcpy(to + 512 + first * 128, &bytes, 4);
+    }
+}
+
+// Puts the block of output `o` of a panel into a step.
 template <class L>
 void put(const Block& block, int o, uint8_t* step) {
-    // Four numbers at a time, each in its byte.
-    const auto add = [](uint8_t* to, uint32_t bits) {
-        uint32_t there;
-        std::memcpy(&there, to, 4);
-        there |= bits;
-        std::memcpy(to, &there, 4);
-    };
-    for (int i = 0; i < L::kInputs; i += 4) {
-        uint8_t* to = step + i / 32 * L::kSubBytes + o * 4;
-        const int group = i % 32 / 4;
-        uint32_t four;
-        std::memcpy(&four, block.numbers + i, 4);
-        if (L::kBits == 8) {
-            std::memcpy(to + group * 128, &four, 4);
-            continue;
-        }
-        add(to + group % 4 * 128, (four & 0x0f0f0f0fu) << (group / 4 * 4));
-        const uint32_t upper = four >> 4 & 0x0f0f0f0fu;
-        if (L::kBits == 5) add(to + 512, upper << group);
-        if (L::kBits == 6) add(to + 512 + group % 2 * 128, upper << (group / 2 * 2));
-    }
+    for (int sub = 0; sub < L::kInputs / 32; sub++)
+        put_numbers<L>(block.numbers + sub * 32, step + sub * L::kSubBytes + o * 4);
     uint8_t* at = step + kScalesAt<L>;
     if (L::kZeros) {
         std::memcpy(at + 4 * o, &block.whole_scale, 4);
@@ -196,7 +198,6 @@ WEFT_EXPORT void weft_pack_blocks(int type, const void* blocks, void* packed, in
         for_each(threads, outputs / 32, [&](int64_t panel) {
             for (int64_t s = 0; s < steps; s++) {
                 uint8_t* step = (uint8_t*)packed + (panel * steps + s) * L::kBytes;
-                std::memset(step, 0, L::kBytes);
                 for (int o = 0; o < 32; o++) {
                     Block block;
                     take_apart(L(), (const uint8_t*)blocks + ((panel * 32 + o) * steps + s) * L::kFileBytes, block);
