@@ -11,6 +11,8 @@ from weft.kernels.cpu import library, ops
 
 SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Where the float16 scales of a block are."""
+TILE_ROWS = 24
+"""`kTileRows` of the kernels: from so many rows on, tiles multiply bfloat16."""
 
 
 def all_kernels() -> list[ops.CpuKernels]:
@@ -23,6 +25,12 @@ def all_kernels() -> list[ops.CpuKernels]:
     for level in library.levels(loaded):
         found += [ops.CpuKernels(loaded, level, vnni=vnni) for vnni in {False, library.has_vnni(loaded, level)}]
     return found
+
+
+def rounds_activations(kernels: ops.CpuKernels, rows: int, dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Whether a product of so many rows has activations in 8 bits. Tiles of bfloat16 multiply them as they are."""
+    tiles = kernels.level == library.Level.AMX and kernels.vnni and dtype == torch.bfloat16
+    return not tiles or rows < TILE_ROWS
 
 
 def name_of(kernels: ops.CpuKernels) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.blocks import SCALES, all_kernels, name_of, random_block_weight
+from tests.kernels.blocks import SCALES, TILE_ROWS, all_kernels, name_of, random_block_weight, rounds_activations
 from weft.gguf.types import BY_NAME, GROUPS
 from weft.kernels import reference, torch_ops
 from weft.kernels.block_weights import BLOCK_TYPES, BlockPart, BlockWeight, expand_rows, packed_size, quantize_rows
@@ -16,8 +16,6 @@ from weft.kernels.cpu import library
 
 DTYPES = [torch.float32, torch.bfloat16]
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 2**-7}
-TILE_ROWS = 24
-"""`kTileRows` of the kernels: from so many rows on, tiles multiply bfloat16."""
 """Largest difference from the reference, relative to the largest value of it: sums of floats are in another order."""
 KERNELS = all_kernels()
 levels = pytest.mark.parametrize("kernels", KERNELS, ids=[name_of(kernels) for kernels in KERNELS])
@@ -45,12 +43,6 @@ def matrix_of(weight: BlockWeight) -> torch.Tensor:
     """What the weight stands for, [O, I] float32."""
     parts = zip(weight.parts, weight.data_of_parts(), strict=True)
     return torch.cat([expand_rows(data, part, weight.inputs) for part, data in parts])
-
-
-def rounds_activations(kernels, rows, dtype=torch.bfloat16):
-    """Whether a product of so many rows has activations in 8 bits. Tiles of bfloat16 multiply them as they are."""
-    tiles = kernels.level == library.Level.AMX and kernels.vnni and dtype == torch.bfloat16
-    return not tiles or rows < TILE_ROWS
 
 
 def product_of(kernels, x, weight, bias=None, residual=None):

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.gguf.writing import all_of, write_gguf
+from tests.models.any_batch import best_kernels, check_any_batch
 from tests.models.runner import Runner, bytes_of_weights
 from tests.models.test_gguf import LARGE, mixed
-from tests.models.test_quantization import BATCHES, PROMPTS, greedy, plain
+from tests.models.test_quantization import PROMPTS, greedy, plain
 from weft.abi.errors import ModelLoadError, Unsupported
 from weft.kernels import dispatch
 from weft.kernels.block_weights import BlockPart, BlockWeight, expand_rows
@@ -119,14 +120,9 @@ def test_a_sequence_gets_the_same_in_any_batch(
 ) -> None:
     path = file_of(tmp_path, kinds)
     loaded = library.load()
-    kernels = ops.CpuKernels(loaded, level, vnni=library.has_vnni(loaded, level)).gather()
-    model = load_model(str(path), dtype=dtype, kernels=kernels).model  # type: ignore[arg-type]
-    alone = [greedy(model, [prompt], steps=4) for prompt in PROMPTS]
-    for batch in BATCHES:
-        tokens, logits = greedy(model, [PROMPTS[i] for i in batch], steps=4)
-        assert tokens == [alone[i][0][0] for i in batch]
-        for column, i in enumerate(batch):
-            assert torch.equal(logits[:, column], alone[i][1][:, 0])
+    kernels = ops.CpuKernels(loaded, level, vnni=library.has_vnni(loaded, level))
+    model = load_model(str(path), dtype=dtype, kernels=kernels.gather()).model  # type: ignore[arg-type]
+    check_any_batch(model, kernels, dtype)
 
 
 @kinds
@@ -211,11 +207,7 @@ def test_int4_some_rows_at_a_time_is_the_same(tmp_path: Path, monkeypatch: pytes
 def test_int4_gets_the_same_in_any_batch(dtype: str, tmp_path: Path) -> None:
     directory = write_tiny(tmp_path, "qwen3", **LARGE)
     model = load_model(str(directory), dtype=dtype, quantization="int4").model  # type: ignore[arg-type]
-    alone = [greedy(model, [prompt], steps=4) for prompt in PROMPTS]
-    for batch in BATCHES:
-        _, logits = greedy(model, [PROMPTS[i] for i in batch], steps=4)
-        for column, i in enumerate(batch):
-            assert torch.equal(logits[:, column], alone[i][1][:, 0])
+    check_any_batch(model, best_kernels(), dtype)
 
 
 def test_int4_is_refused_where_no_kernel_takes_it(tmp_path: Path) -> None:

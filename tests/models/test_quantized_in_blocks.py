@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.models.any_batch import best_kernels, check_any_batch
 from tests.models.quantized_writing import CASES, write_quantized
 from tests.models.runner import Runner, bytes_of_weights
 from tests.models.test_gguf_blocks import all_weights, matrix_of
-from tests.models.test_quantization import PROMPTS, greedy, plain
+from tests.models.test_quantization import plain
 from weft.kernels import dispatch
 from weft.kernels.block_weights import BlockWeight
 from weft.kernels.quantized_blocks import expand
@@ -111,11 +112,7 @@ def test_logits_are_those_of_the_reference(name: str, family: str, tmp_path: Pat
 def test_a_sequence_gets_the_same_in_any_batch(tmp_path: Path) -> None:
     packed, _ = packed_and_plain("awq", tmp_path)
     model = load_model(str(packed), dtype="bfloat16").model
-    alone = [greedy(model, [prompt], steps=4) for prompt in PROMPTS]
-    tokens, logits = greedy(model, PROMPTS, steps=4)
-    for column, (own, scores) in enumerate(alone):
-        assert tokens[column] == own[0]
-        assert torch.equal(logits[:, column], scores[:, 0])
+    check_any_batch(model, best_kernels(), "bfloat16")
 
 
 def test_shapes_that_kernels_do_not_take_are_expanded(tmp_path: Path) -> None:
