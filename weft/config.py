@@ -263,7 +263,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         for origin in self.cors_origins:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
                     f"cors_origins has {origin!r}; an origin is a scheme and a host, such as https://app.example or "
                     "http://localhost:3000, without a path; *: any"

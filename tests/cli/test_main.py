@@ -105,13 +105,13 @@ def test_print_config_is_toml_with_sources(weft, monkeypatch, tmp_path):
     monkeypatch.setenv("WEFT_CONFIG", str(file))
     result = weft(
         *["serve", "some/model", "--max-model-len", "64", "--kv-cache-size", "1MiB", "--no-trace", "--print-config"],
-        *["--api-key", "hidden", "--cors-origin", "http://a", "--cors-origin", "*"],
+        *["--api-key", "hidden", "--cors-origin", "http://a", "--cors-origin", "*", "--cors-origin", "null"],
     )
     assert result.exit_code == 0, result.stderr
     values = tomllib.loads(result.output)
     assert values["engine"]["model"] == "some/model"
     assert (values["engine"]["dtype"], values["engine"]["max_context"]) == ("float32", 64)
-    assert (values["server"]["port"], values["server"]["cors_origins"]) == (9000, ["http://a", "*"])
+    assert (values["server"]["port"], values["server"]["cors_origins"]) == (9000, ["http://a", "*", "null"])
     assert 'model = "some/model"  # argument MODEL' in result.output
     assert "max_context = 64  # flag --max-context" in result.output
     assert "trace = false  # flag --no-trace" in result.output

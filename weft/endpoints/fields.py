@@ -234,8 +234,8 @@ def _check_inside(value: Any, shape: Any, path: str) -> None:
         role, kind = _hints(shape).get("role"), _hints(shape).get("type")
         # A message has the shape of its role, and a part that of its type. Unknown ones are refused as such, not for
         # their fields.
-        is_message = role is None or value.get("role") in get_args(role)
-        if is_message and (get_origin(kind) is not Literal or value.get("type") in (None, *get_args(kind))):
+        has_its_role = role is None or value.get("role") in get_args(role)
+        if has_its_role and (get_origin(kind) is not Literal or value.get("type") in (None, *get_args(kind))):
             _check_object(value, shape, path)
 
 

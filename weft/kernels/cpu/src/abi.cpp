@@ -67,7 +67,8 @@ bool has_byte_permutations() {
 bool has_amx() {
     constexpr unsigned kTile = 1u << 24, kTileBf16 = 1u << 22;
     unsigned a, b, c, d;
-    if (!has_avx512() || (saved_state() & 0x60000) != 0x60000) return false;
+    // Tiles of quantized blocks are made by byte permutations, which every processor with AMX has.
+    if (!has_avx512() || !has_byte_permutations() || (saved_state() & 0x60000) != 0x60000) return false;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTile | kTileBf16)) != (kTile | kTileBf16)) return false;
     // Linux hands out the tile registers on request: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
     return syscall(SYS_arch_prctl, 0x1023, 18) == 0;

@@ -1,4 +1,4 @@
-// Products with weights in quantized blocks for AVX-512 with dot products of bytes (VNNI), and tiles of bytes (AMX).
+// Products with weights in quantized blocks for AVX-512 with dot products of bytes (VNNI), and matrix tiles (AMX).
 #include "quant_level.h"
 
 namespace weft {
