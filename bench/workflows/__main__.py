@@ -7,14 +7,15 @@
 The eight workflows of Helium's section 7 with all lengths divided by `--scale`, and rows cut to about `--calls` calls.
 The model has random weights (`--model`, a shape), and every call generates a fixed number of letters, greedily.
 
-Contenders take turns on one `weft serve` with its prefix cache on, each run with a cache salt of its own, so that none
-finds KV of another. `query-wise`, `operator-wise` and `clients` (asynchronous) are plain HTTP clients: one row after
-the other, one operator after the other, and every call as soon as its inputs are there. `weft` gives the server the
-graph and the rows. `vllm` is `clients` on vLLM's server with as many KV tokens. Not run unless they are asked for:
-`weft-unplanned` and `weft-unoptimised`, without plans and without the optimiser; `weft-unordered`, `weft-unpinned` and
-`weft-turnless`, without one of the uses of plans (`planning`); and `weft-api`, the graph run in the client over the API
-of the others, without plans and optimiser. All `weft` ones make equal calls in flight once, and have no answers of
-earlier runs; `--no-duplicates` replaces calls that are equal by such that begin alike.
+Contenders take turns, with the prefix cache on and each run with a cache salt of its own, so that none finds KV of
+another. `query-wise`, `operator-wise` and `clients` (asynchronous) are plain HTTP clients: one row after the other, one
+operator after the other, and every call as soon as its inputs are there. `weft` gives the server the graph and the
+rows. All of these share one `weft serve`. `vllm` is `clients` on vLLM's server, which is up beside it and has as many
+KV tokens. Not run unless they are asked for: `weft-unplanned` and `weft-unoptimised`, without plans and without the
+optimiser; `weft-unordered`, `weft-unpinned` and `weft-turnless`, without one of the uses of plans (`planning`); and
+`weft-api`, the graph run in the client over the API of the others, without plans and optimiser. All `weft` ones make
+equal calls in flight once, and have no answers of earlier runs; `--no-duplicates` replaces calls that are equal by such
+that begin alike.
 
 Pools: `large` holds the trie of all prompts and outputs, `small` a third of it (or the longest call, if that is more).
 Figures: seconds, tokens that were computed from prompts (prompt less cached, as the server says) over the *minimum*
@@ -121,7 +122,7 @@ def run_once(contender: str, work: Workload, url: str, model: str) -> Found:
     if contender.startswith("weft"):
         return run_weft(contender, work, url, salt)
     began = time.perf_counter()
-    strategy, salt = (REFERENCE, "") if contender == VLLM else (contender, salt)
+    strategy = REFERENCE if contender == VLLM else contender
     client = asyncio.run(run_clients(strategy, work, url, model, salt))
     return Found(time.perf_counter() - began, client.used, client.answers)
 
@@ -168,28 +169,40 @@ def measure(args: argparse.Namespace, record: dict[str, Any], checkpoint: Path) 
         for pool in args.pools:
             kv_tokens = floor.pool_tokens(POOLS[pool])
             runs = found["pools"].setdefault(pool, {"kv_tokens": kv_tokens, "runs": {}})["runs"]
-            own = [contender for contender in args.contenders if contender != VLLM]
-            if any(len(runs.get(contender, [])) < args.runs for contender in own):
-                with weft_server(checkpoint, kv_tokens) as url:
-                    take_turns(args, record, runs, own, work, url, checkpoint)
-            if VLLM in args.contenders and len(runs.get(VLLM, [])) < args.runs:
-                threads = kernel_threads(None, usable_cores())
-                with vllm_server(checkpoint, threads, kv_tokens, floor.longest + PAGE_SIZE) as url:
-                    take_turns(args, record, runs, [VLLM], work, url, checkpoint)
+            if any(len(runs.get(contender, [])) < args.runs for contender in args.contenders):
+                with servers(args.contenders, checkpoint, kv_tokens, floor.longest + PAGE_SIZE) as urls:
+                    take_turns(args, record, runs, urls, work, checkpoint)
             print("\n".join(summary(pool, runs, floor)), flush=True)
 
 
+@contextlib.contextmanager
+def servers(contenders: Sequence[str], checkpoint: Path, kv_tokens: int, max_context: int) -> Iterator[dict[str, str]]:
+    """The servers of these contenders, which are up together: contender -> URL. All but `vllm` share one. The servers
+    that wait for their turn take no processor time."""
+    with contextlib.ExitStack() as stack:
+        urls = dict.fromkeys(contenders, "")
+        if VLLM in contenders:
+            threads = kernel_threads(None, usable_cores())
+            urls[VLLM] = stack.enter_context(vllm_server(checkpoint, threads, kv_tokens, max_context))
+        if own := [contender for contender in contenders if contender != VLLM]:
+            urls |= dict.fromkeys(own, stack.enter_context(weft_server(checkpoint, kv_tokens)))
+        yield urls
+
+
 def take_turns(
-    args: argparse.Namespace, record: dict[str, Any], runs: dict[str, list[Any]], contenders: Sequence[str],
-    work: Workload, url: str, checkpoint: Path,
+    args: argparse.Namespace, record: dict[str, Any], runs: dict[str, list[Any]], urls: Mapping[str, str],
+    work: Workload, checkpoint: Path,
 ) -> None:  # fmt: skip
     """All contenders after each other, `--runs` times."""
-    begun = min(len(runs.get(contender, [])) for contender in contenders)
+    begun = min(len(runs.get(contender, [])) for contender in urls)
     if not begun:
-        run_once(contenders[0], work, url, str(checkpoint))  # warm
-    for _ in range(begun, args.runs):
+        for contender in {url: contender for contender, url in urls.items()}.values():
+            run_once(contender, work, urls[contender], str(checkpoint))  # warm: once on each server
+    for turn in range(begun, args.runs):
         answers: Answers | None = None
-        for contender in contenders:
+        for contender, url in urls.items():
+            if len(runs.get(contender, [])) > turn:
+                continue  # the file has it
             found = run_once(contender, work, url, str(checkpoint))
             answers = answers or found.answers
             differ = sum(found.answers[call] != text for call, text in answers.items())

@@ -82,12 +82,7 @@ class GraphClient:
                 content = _REFERENCE.sub(lambda found: values[found[1]], message["content"])
                 messages.append({"role": message["role"], "content": content})
         fields = {key: value for key, value in node.items() if key not in ("id", "op", "messages")}
-        body = {
-            "model": self._model,
-            "messages": messages,
-            **fields,
-            **({"cache_salt": self._salt} if self._salt else {}),
-        }
+        body = {"model": self._model, "messages": messages, **fields, "cache_salt": self._salt}
         reply = await self._http.post("/v1/chat/completions", json=body)
         if reply.status_code != httpx.codes.OK:
             raise RuntimeError(f"call {name} of row {row}: {reply.text[:500]}")
@@ -139,7 +134,7 @@ STRATEGIES: Mapping[str, Callable[[GraphClient, int], Awaitable[None]]] = {
 
 
 async def run_clients(strategy: str, workload: Workload, url: str, model: str, salt: str) -> GraphClient:
-    """Run a workload by a strategy of `STRATEGIES`. `salt` is empty for servers that do not know the field."""
+    """Run a workload by a strategy of `STRATEGIES`."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits) as http:
         client = GraphClient(workload, model, salt, http)
