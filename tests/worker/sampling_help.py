@@ -10,10 +10,29 @@ import torch
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams
 from weft.core.step import LateInputs, SamplingBatch, SlotSet
+from weft.kernels.cpu import library, ops
+from weft.kernels.dispatch import host_sampling
+from weft.worker.draw_device import DEVICE
+from weft.worker.draw_host import host_drawing
 from weft.worker.sampler import StepSampler
 from weft.worker.slots import SlotTable
 
 CPU = torch.device("cpu")
+
+
+def ways() -> dict[str, dict[str, Any]]:
+    """Options of `sample`, by name: each implementation of edits and draws that this machine has. That in C++ reads
+    float32 alone."""
+    found: dict[str, dict[str, Any]] = {
+        "numpy": {"drawing": host_drawing(2), "kernels": None},
+        "device": {"drawing": DEVICE, "kernels": None},
+    }
+    if isinstance(ops.best(), Exception):
+        return found
+    loaded = library.load()
+    for level in library.levels(loaded):
+        found[level.name.lower()] = {"kernels": ops.CpuKernels(loaded, level).sampling, "dtype": torch.float32}
+    return found
 
 
 def slot_set(slot: int, params: SamplingParams, prompt=(), output=(), stop_ids=()) -> SlotSet:
@@ -50,5 +69,9 @@ def table_of(*sets: SlotSet, vocab_size: int, num_slots: int = 512) -> SlotTable
     return table
 
 
-def sample(table: SlotTable, logits: torch.Tensor, batch: SamplingBatch, late: LateInputs | None = None, **options):
-    return StepSampler(table, **options).sample(logits, batch, late or LateInputs()).tolist()
+def sample(
+    table: SlotTable, logits: torch.Tensor, batch: SamplingBatch, late: LateInputs | None = None, dtype=None, **options
+):
+    """Tokens. `dtype`: of the logits, instead of their own."""
+    options = {"kernels": host_sampling(), "threads": 2, **options}
+    return StepSampler(table, **options).sample(logits.to(dtype or logits.dtype), batch, late or LateInputs()).tolist()

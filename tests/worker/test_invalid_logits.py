@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.worker.sampling_help import late_inputs, sample, sampling_batch, slot_set, table_of
+from tests.worker.sampling_help import late_inputs, sample, sampling_batch, slot_set, table_of, ways
 from weft.abi.errors import ModelLoadError
 from weft.config import EngineConfig
 from weft.core.sampling import SamplingParams
 from weft.models.random_checkpoints import write_tiny
 from weft.worker.build import load, start_worker
-from weft.worker.draw_device import DEVICE
-from weft.worker.draw_host import host_drawing
 
 V = 61
+WAYS = ways()
 POISONS = {
     "all": lambda row: row.fill_(torch.nan),
     "one": lambda row: row[17].fill_(torch.nan),
@@ -34,9 +34,9 @@ PARAMS = {
 }
 
 
-@pytest.mark.parametrize("drawing", [host_drawing(2), DEVICE], ids=["host", "device"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("poison", POISONS)
-def test_a_row_of_invalid_logits_gives_no_token_and_the_others_theirs(drawing: object, poison: str) -> None:
+def test_a_row_of_invalid_logits_gives_no_token_and_the_others_theirs(way: dict[str, Any], poison: str) -> None:
     logits = torch.randn(2 * len(PARAMS), V, generator=torch.Generator().manual_seed(1))
     states = [slot_set(slot, params) for slot, params in enumerate([*PARAMS.values(), *PARAMS.values()])]
     late = np.zeros(len(states), np.bool_)
@@ -47,11 +47,11 @@ def test_a_row_of_invalid_logits_gives_no_token_and_the_others_theirs(drawing: o
     waiting = np.flatnonzero(late[order])
     masks = late_inputs(waiting, np.ones((len(waiting), V), np.bool_))
     table = table_of(*states, vocab_size=V)
-    before = sample(table, logits, batch, masks, drawing=drawing)
+    before = sample(table, logits, batch, masks, **way)
     assert min(before) >= 0
     for row in range(len(PARAMS)):
         POISONS[poison](logits[row])
-    after = sample(table_of(*states, vocab_size=V), logits, batch, masks, drawing=drawing)
+    after = sample(table_of(*states, vocab_size=V), logits, batch, masks, **way)
     assert after == [-1 if row < len(PARAMS) else token for row, token in zip(order, before, strict=True)]
 
 

@@ -18,6 +18,7 @@ from weft.kernels import reference, torch_ops
 from weft.kernels.base import Kernels
 from weft.kernels.block_weights import BLOCK_TYPES
 from weft.kernels.cpu import ops as cpu_ops
+from weft.kernels.cpu.sampling import CpuSampling
 from weft.kernels.cpu.tensors import thin_rows
 from weft.kernels.triton import support as triton_support
 
@@ -75,6 +76,12 @@ def _variants(operation: str) -> tuple[Variant, ...]:
         Variant(torch_ops.NAME, operation, _anywhere, lambda: torch_ops.KERNELS),
         Variant(reference.NAME, operation, _anywhere, lambda: reference.KERNELS),
     )
+
+
+def host_sampling() -> CpuSampling | None:
+    """Sampling on a CPU in C++; None where the library is not used."""
+    compiled = cpu_ops.best()
+    return None if isinstance(compiled, Exception) else compiled.sampling
 
 
 REGISTRY: Mapping[str, tuple[Variant, ...]] = {operation: _variants(operation) for operation in Kernels._fields}

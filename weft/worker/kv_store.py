@@ -55,6 +55,9 @@ class KVStore:
         layer_bytes = [layer.view(num_device_pages, -1).view(torch.uint8) for layer in self.layers]
         self._host = _HostPool(num_host_pages, self.bytes_per_page, pinned=device.type == "cuda")
         self._link: HostLink
+        # In host memory, pages of the device's pool are copied as those between both pools are: all layers in one call.
+        on_host = device.type == "cpu"
+        self._copy_pages = kernels.prepare_move(layer_bytes, layer_bytes) if on_host else self._copy_each
         if device.type == "cuda":
             self._link = CudaLink(layer_bytes, self._host.pages, kernels.prepare_move)
         else:
@@ -69,18 +72,20 @@ class KVStore:
         self._link.wait()
         if len(step.swap_outs):
             self._link.swap_out(step.swap_outs[:, 0], step.swap_outs[:, 1])
-        for pairs, copy in (
-            (step.page_copies, self._kernels.copy_pages),
-            (step.token_copies, self._kernels.copy_slots),
-        ):
-            if len(pairs):
-                source, destination = upload(pairs.T, self._device, np.int64)
-                for layer in self.layers:
-                    copy(layer, source, destination)
+        if len(step.page_copies):
+            self._copy_pages(*upload(step.page_copies.T, self._device, np.int64))
+        if len(step.token_copies):
+            source, destination = upload(step.token_copies.T, self._device, np.int64)
+            for layer in self.layers:
+                self._kernels.copy_slots(layer, source, destination)
         if len(step.swap_ins):
             self._link.swap_in(step.swap_ins[:, 0], step.swap_ins[:, 1])
             if step.forward is not None and self._touches(step.forward, step.swap_ins[:, 1]):
                 self._link.wait()
+
+    def _copy_each(self, source: Tensor, destination: Tensor) -> None:
+        for layer in self.layers:
+            self._kernels.copy_pages(layer, source, destination)
 
     def settle(self) -> None:
         """Have what follows begin after the pages that earlier steps brought in are in their places."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.core.protocols import WorkerSpec
 from weft.core.step import ForwardBatch, LateInputs, SamplingBatch, Step
+from weft.kernels.dispatch import host_sampling
 from weft.models.base import LanguageModel, lower
 from weft.worker.drawing import I64
 from weft.worker.graphs import GraphOptions, StepGraphs
@@ -45,7 +46,8 @@ class StepRunner:
         self._page_size = spec.page_size
         self._device = device
         self._slots = SlotTable(spec.num_slots, spec.vocab_size, spec.max_context, device)
-        self._sampler = StepSampler(self._slots, threads=threads)
+        kernels = host_sampling() if device.type == "cpu" else None
+        self._sampler = StepSampler(self._slots, threads=threads, kernels=kernels)
         shape = (spec.num_embed_slots, spec.hidden_size)
         self._embeddings = torch.zeros(shape, dtype=model.spec.dtype, device=device)
         self.graphs: StepGraphs | None = None

@@ -1,8 +1,8 @@
 """From output rows of logits to tokens.
 
-Owns who is sampled how: greedy rows by one argmax, random ones by `drawing`, and those whose logits must be edited
-first (bias, penalties, masks) on a copy, in blocks, so that memory is bounded for every size of batch. Never waits for
-the device.
+Owns who is sampled how. On a CPU with kernels, `sample_host` does all of it. Elsewhere greedy rows take one argmax,
+random ones `drawing`, and those whose logits must be edited first (bias, penalties, masks) a copy, in blocks, so that
+memory is bounded for every size of batch. Never waits for the device.
 
 Shapes use: O output rows, S samplers, V vocabulary.
 """
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from weft.core.step import I32, LateInputs, SamplingBatch
-from weft.worker import edits
+from weft.kernels.cpu.sampling import CpuSampling
+from weft.worker import edits, sample_host
 from weft.worker.draw_device import DEVICE
 from weft.worker.draw_host import host_drawing
 from weft.worker.drawing import I64, Drawing, Draws
@@ -32,11 +33,20 @@ class StepSampler:
     """Draws the tokens of a step and records them in the slots."""
 
     def __init__(
-        self, slots: SlotTable, *, threads: int = 1, drawing: Drawing | None = None, block_elements: int | None = None
+        self,
+        slots: SlotTable,
+        *,
+        threads: int = 1,
+        kernels: CpuSampling | None = None,
+        drawing: Drawing | None = None,
+        block_elements: int | None = None,
     ):
-        """`drawing` and `block_elements` default to what suits the slots' device; `threads` are those of a CPU."""
+        """`kernels`, if any, are used for logits that they read. `drawing` and `block_elements` default to what suits
+        the slots' device; `threads` are those of a CPU."""
         on_host = slots.device.type == "cpu"
         self._slots = slots
+        self._kernels = kernels
+        self._threads = threads
         self._drawing = drawing or (host_drawing(threads) if on_host else DEVICE)
         elements = block_elements or (HOST_BLOCK_ELEMENTS if on_host else DEVICE_BLOCK_ELEMENTS)
         self._block_rows = max(1, elements // slots.vocab_size)
@@ -47,7 +57,12 @@ class StepSampler:
 
         Raises `StepError` when a sampler's slot was never set, is used twice, or its late mask is missing.
         """
-        rows, masks = self._resolve(batch, late)
+        rows = self._resolve(batch, late)
+        if self._kernels is not None and self._kernels.fits(logits):
+            tokens = sample_host.sample(self._kernels, logits, batch, self._slots, rows, late.masks, self._threads)
+            self._slots.record(rows.slots, tokens.clamp(min=0))
+            return tokens
+        masks = Masks(late.masks, self._slots.vocab_size, self._slots.device) if len(late.samplers) else None
         edited = edits.needs_edit(self._slots, rows)
         tokens = torch.zeros(len(rows.slots), dtype=torch.int64, device=logits.device)
         self._choose(logits, batch.rows, batch, np.flatnonzero(~edited), tokens)
@@ -79,7 +94,7 @@ class StepSampler:
             draws = Draws(*how, batch.uniforms[random])
             _place(tokens, random, self._drawing.draw(logits, row_of[random].astype(np.int64), draws))
 
-    def _resolve(self, batch: SamplingBatch, late: LateInputs) -> tuple[LogitRows, Masks | None]:
+    def _resolve(self, batch: SamplingBatch, late: LateInputs) -> LogitRows:
         if not self._slots.is_set[batch.slots].all():
             raise StepError("a sampler names a slot that no SlotSet has set")
         if len(np.unique(batch.slots)) != len(batch.slots):
@@ -92,12 +107,12 @@ class StepSampler:
         mask_rows: I64 = np.full(len(batch.slots), -1, np.int64)
         rows = LogitRows(batch.slots, batch.suppress_stop, mask_rows)
         if not masked:
-            return rows, None
+            return rows
         words = -(-self._slots.vocab_size // 32)
         if late.masks.shape != (masked, words):
             raise StepError(f"late masks are {late.masks.shape}, expected {(masked, words)} words")
         mask_rows[late.samplers] = np.arange(masked)
-        return rows, Masks(late.masks, self._slots.vocab_size, self._slots.device)
+        return rows
 
 
 def _are_finite(logits: Tensor, rows: I32, tokens: Tensor) -> Tensor:

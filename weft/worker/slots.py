@@ -81,7 +81,7 @@ class SlotTable:
         self._max_context = max_context
 
     def set(self, state: SlotSet) -> None:
-        """Replace a slot's state. Raises `StepError` for packed tokens outside the vocabulary."""
+        """Replace a slot's state. Raises `StepError` for packed or biased tokens outside the vocabulary."""
         slot, params = state.slot, state.params
         self.is_set[slot] = True
         self.temperature[slot] = params.temperature
@@ -97,7 +97,7 @@ class SlotTable:
         self.stoppable[slot] = bool(state.stop_ids)
         self._forget(slot)
         if params.logit_bias:
-            ids = np.fromiter(params.logit_bias.keys(), np.int64)
+            ids = self._checked(np.fromiter(params.logit_bias.keys(), np.int64))
             self.bias[slot] = ids, np.fromiter(params.logit_bias.values(), np.float64)
         if params.allowed_token_ids is not None:
             self.allowed[slot] = self._mask_of(params.allowed_token_ids)
@@ -152,7 +152,9 @@ class SlotTable:
         return upload(mask, self.device)
 
     def _unpack(self, packed: bytes) -> I64:
-        tokens = np.frombuffer(packed, np.int32).astype(np.int64)
+        return self._checked(np.frombuffer(packed, np.int32).astype(np.int64))
+
+    def _checked(self, tokens: I64) -> I64:
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self.vocab_size):
             raise StepError(f"a SlotSet names tokens outside the vocabulary of {self.vocab_size}")
         return tokens

@@ -18,7 +18,7 @@ from weft.kernels.cpu import build
 
 VARIABLE = "WEFT_CPU_KERNELS"
 WITH_VNNI = "+vnni"
-ABI_VERSION = 12
+ABI_VERSION = 13
 
 
 class Level(IntEnum):
@@ -136,6 +136,7 @@ _SIGNATURES = {
         *(c_int, c_int, POINTER(BatchFields), c_int64, c_int64, c_int64),
         *(c_void_p, c_int64, c_void_p, c_void_p, c_float, c_int64, c_int),
     ],
+    "weft_sample": [c_int, c_void_p, c_int64, c_int64, c_void_p, c_int],
     "weft_move_pages": [*(c_void_p,) * 7, c_int64, c_int64, c_int],
     "weft_block": [c_int, c_int, POINTER(BlockFields), POINTER(PassFields), c_void_p, c_void_p],
 }

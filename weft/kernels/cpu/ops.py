@@ -21,6 +21,7 @@ from weft.kernels.cpu import huge_pages, library
 from weft.kernels.cpu.block import CpuBlock, gates_in_one_call, parts_of
 from weft.kernels.cpu.library import KernelsUnavailable, Level
 from weft.kernels.cpu.move import CpuMove
+from weft.kernels.cpu.sampling import CpuSampling
 from weft.kernels.cpu.tensors import (
     DTYPES,
     MAX_GROUP,
@@ -45,6 +46,7 @@ class CpuKernels:
         self.level = level
         self.vnni = vnni
         self._level = int(level)
+        self.sampling = CpuSampling(loaded, self._level)
         self._rms_norm = loaded.weft_rms_norm
         self._silu_mul = loaded.weft_silu_mul
         self._rotate_and_store = loaded.weft_rotate_and_store

@@ -165,6 +165,11 @@ WEFT_EXPORT void weft_linear(int level, int dtype, const void* x, const void* we
                         LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, false, 0});
 }
 
+WEFT_EXPORT void weft_sample(int level, Sampler* samplers, int64_t count, int64_t vocab, const float* levels,
+                             int threads) {
+    table(level).sample(samplers, count, vocab, {levels[0], levels[1], levels[2], levels[3], levels[4]}, threads);
+}
+
 // Whether a level has products of `dtype` with packed weights of dtype `weight`.
 WEFT_EXPORT int weft_packs(int level, int dtype, int weight) {
     if (!table(level).linear_packed) return 0;

@@ -7,7 +7,7 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 12;
+constexpr int kAbiVersion = 13;
 
 enum Dtype : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 // Types of quantized blocks; quant_layout.h has their layouts.
@@ -138,6 +138,30 @@ struct PassArgs {
     int threads;
 };
 
+// Who wants a token of a row of logits. Every field has 8 bytes, so that numpy can describe it.
+struct Sampler {
+    const float* logits;  // [vocab]
+    double temperature;   // 0: the most probable token
+    int64_t top_k;        // 0: no limit
+    double top_p, min_p, uniform;
+    // What comes before the temperature. Null or 0: nothing of the kind.
+    const int64_t* bias_ids;
+    const double* bias;
+    int64_t num_bias;
+    const int32_t* counts;  // [vocab], as in slots.py: penalties
+    double repetition, frequency, presence;
+    const int64_t* bans;
+    int64_t num_bans;
+    const uint8_t* allowed;  // [vocab]
+    const uint32_t* late;    // bit v % 32 of word v / 32
+    int64_t token;           // result; -1: the largest logit is not finite, or one is NaN
+};
+
+// What logits become, by edits.py, and the log of the smallest weight, by drawing.py.
+struct SamplingLevels {
+    float floor, banned, not_allowed, late_masked, smallest;
+};
+
 // One implementation of every operation. The first argument is a Dtype.
 struct Table {
     void (*rms_norm)(int dtype, const void* x, const void* weight, void* out, int64_t rows, int64_t size, float eps,
@@ -149,6 +173,7 @@ struct Table {
     void (*pack_weight)(int dtype, const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads);
     void (*linear_packed)(int dtype, const LinearArgs& args);
     void (*attention)(int dtype, const AttentionArgs& args);
+    void (*sample)(Sampler* samplers, int64_t count, int64_t vocab, const SamplingLevels& levels, int threads);
     double (*probe_read)(const void* data, int64_t bytes, int threads);
     double (*probe_product)(int dtype, void* data, int64_t rounds, int threads);
 };

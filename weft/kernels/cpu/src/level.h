@@ -7,6 +7,7 @@
 #include "panel_floats.h"
 #include "panel_tiles.h"
 #include "probe.h"
+#include "sampling.h"
 
 namespace weft {
 namespace {
@@ -85,7 +86,8 @@ double product_probe(int dtype, void* data, int64_t rounds, int threads) {
     return probe_product<float>(data, rounds, threads);  // what bfloat16 comes to without instructions of its own
 }
 
-constexpr Table kTable = {rms_norm, silu_mul, rotate_and_store, linear, kPack, kLinearPacked, attention, probe_read, product_probe};
+constexpr Table kTable = {rms_norm,  silu_mul, rotate_and_store, linear,       kPack, kLinearPacked,
+                          attention, sample,   probe_read,       product_probe};
 
 }  // namespace
 }  // namespace weft
