@@ -50,12 +50,27 @@ class Fact:
 
 
 ASKED = Phrases(
+    "{q}\n(Please|Thanks|Thank you)(!|.)", "(Can|Could) you (tell me|answer this|say): {q}",
+    "(Another|A|My next|The next) question: {q}", "(Well|Right|And|Then), {q}", "Q: {q}",
+    "All I want to know is this: {q}",
+    "{q} (I am not sure.|I did not see it.|I cannot recall.|What do you think?|Any idea?)",
+    "(I am asking you|I ask|Someone asks|They ask): {q}", "Answer (this|me|please): {q}", "Please answer: {q}",
+    "Here is (my|a|the next) question: {q}", "(Sorry|Excuse me), {q}", "Let me ask (this|you): {q}",
+    "Now for a question. {q}", "(Quick|Short|Small|Last) question: {q}", "I (need|want) to know this: {q}",
+    "I have (a question|one question|to ask something). {q}", "If you know it, tell me. {q}", "It is about this: {q}",
     "Tell me: {q}", "I wonder: {q}", "My question is: {q}",
     "{q} (I forgot.|I would like to know.|Do you know?|Thanks.)",
     "Please tell me: {q}", "(Hey|Hi|So|Now|Okay), {q}", "One (more thing|question): {q}", "I must know: {q}",
     "~Here is what I want to know: {q}", "~{q} That is all I ask.",
 )  # fmt: skip
 TOLD = Phrases(
+    "{f} (That is known.|That much is sure.|So it is.|This is true.|I am sure of it.|That is what I heard.)",
+    "It turns out that {f}", "As it happens, {f}", "(I|We) (know|think|believe|remember) that {f}",
+    "It is true that {f}", "You should know that {f}", "People say that {f}", "The (letter|note|paper) says that {f}",
+    "(Yesterday|Last week) I (heard|read) that {f}", "To be clear, {f}", "(Remember|Fact|Also|Note): {f}",
+    "(Well|Indeed|Actually|Still), {f}", "Do not forget that {f}", "Everyone (here |)knows that {f}",
+    "Besides, {f}", "(My neighbour|A friend|The teacher) told me that {f}", "For your information, {f}",
+    "It may be of use that {f}", "If I remember well, {f}", "Let me add that {f}", "Here is a fact: {f}",
     "I heard that {f}", "As (you|we) know, {f}", "It is (said|known) that {f}", "By the way, {f}", "They say that {f}",
     "Also, {f}", "Note that {f}", "Someone told me that {f}", "In fact, {f}", "Of course, {f}",
     "Today I learned that {f}", "~Rumor has it that {f}", "~The papers say {f}",
@@ -64,10 +79,21 @@ _LOWERED = (
     "The", "In", "On", "For", "At", "To", "With", "It", "She", "He", "One", "You", "Call", "People", "There", "Nothing",
 )  # fmt: skip
 MADE_UP_SAY = (
+    "As {k}, {s} has {v}.", "The {k} that {s} has is {v}.", "{s} comes with the {k} {v}.",
+    "{s} was given {v} as {k}.", "The {k} of {s} reads {v}.", "The {k} for {s} is {v}.", "{s}: {k} {v}.",
+    "{s} uses {v} as the {k}.", "{v} serves as the {k} of {s}.", "{k} {v} belongs to {s}.",
+    "They gave {s} the {k} {v}.", "When it comes to {s}, the {k} is {v}.", "Note the {k} of {s}: {v}.",
+    "We know that the {k} of {s} is {v}.", "Somebody set the {k} of {s} to {v}.", "Under {k}, {s} has {v}.",
+    "{s} is listed with the {k} {v}.", "{s}'s {k}: {v}.",
     "The {k} of {s} is {v}.", "{s} has the {k} {v}.", "{s}'s {k} is {v}.", "{s} got {v} as {k}.", "{k} of {s}: {v}.",
     "{v} is the {k} of {s}.", "For {s} the {k} is {v}.", "~As {k}, {s} was given {v}.", "~{s} uses {v} for a {k}.",
 )  # fmt: skip
 MADE_UP_ASK = (
+    "{k} of {s}?", "{s}'s {k}?", "Do you know the {k} of {s}?", "Can you tell me {s}'s {k}?",
+    "What {k} was given to {s}?", "I need the {k} of {s}.", "The {k} of {s} is what?", "For {s}, what is the {k}?",
+    "{s} has which {k}?", "Name the {k} of {s}.", "What did they give {s} as {k}?", "what is the {k} of {s}",
+    "Say which {k} {s} has.", "Please give the {k} of {s}.", "What is the {k} for {s}?",
+    "I would like to know the {k} of {s}.", "What about the {k} of {s}?", "Look for the {k} of {s}.",
     "What is the {k} of {s}?", "What {k} does {s} have?", "What is {s}'s {k}?", "Which {k} does {s} have?",
     "Tell me the {k} of {s}.", "Which {k} belongs to {s}?", "Give me {s}'s {k}.",
     "~Find the {k} of {s}.", "~What was given to {s} as {k}?",

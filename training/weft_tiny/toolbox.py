@@ -61,9 +61,9 @@ def pooled(*pools: Pool) -> Callable[[Draw], tuple[Any, ...]]:
     return lambda draw: tuple(draw.value(pool) for pool in pools)
 
 
-def numbered(low: int, high: int, unit: str = "") -> Callable[[Draw, tuple[Any, ...]], str]:
-    """Results: a number of a range, with a unit."""
-    return lambda draw, _: f"{draw.number(low, high)}{unit}"
+def numbered(low: int, high: int, *units: str) -> Callable[[Draw, tuple[Any, ...]], str]:
+    """Results: a number of a range, with one of the units."""
+    return lambda draw, _: f"{draw.number(low, high)}{draw.pick(units) if units else ''}"
 
 
 def valued(pool: Pool) -> Callable[[Draw, tuple[Any, ...]], str]:
@@ -72,7 +72,12 @@ def valued(pool: Pool) -> Callable[[Draw, tuple[Any, ...]], str]:
 
 
 def content(draw: Draw, _: tuple[Any, ...]) -> str:
-    """What a table may hold: a word, a code, a name or a number."""
+    """What a table may hold: a word, a code, a name or a number, or else something of several parts."""
+    if draw.chance(0.15):
+        return draw.fill(
+            draw.pick(CONTENTS), n=draw.number(2, 999), m=draw.rng.randint(1, 28), c=draw.value(words.CITIES),
+            o=draw.value(words.THINGS), d=draw.pick(words.DAYS), w=draw.pick(words.COLORS), y=draw.pick(words.MONTHS),
+        )  # fmt: skip
     if draw.chance(0.4):
         return str(draw.number(2, 999))
     return draw.value(draw.pick((words.NOUNS, words.CODES, words.NAMES)))
@@ -89,7 +94,20 @@ def message(draw: Draw) -> tuple[Any, ...]:
 
 def meaning(draw: Draw, _: tuple[Any, ...]) -> str:
     """Results: what an invented word may mean."""
-    return draw.fill("a (small|big|old) (kind|sort) of {o}", o=draw.value(words.THINGS))
+    return draw.fill(draw.pick(MEANINGS), o=draw.value(words.THINGS))
+
+
+def forecast(draw: Draw, _: tuple[Any, ...]) -> str:
+    """Results: the weather and how warm it is."""
+    return draw.fill("{w}(,|,|,| and| at| with) {n} degrees", w=draw.pick(words.WEATHER), n=draw.number(0, 38))
+
+
+def clock(draw: Draw, _: tuple[Any, ...]) -> str:
+    """Results: a time of day, of 24 or of 12 hours."""
+    minute = f"{draw.rng.randint(0, 59):02d}"
+    if draw.chance(0.7):
+        return f"{draw.rng.randint(0, 23):02d}:{minute}"
+    return f"{draw.rng.randint(1, 12)}:{minute} {draw.pick(('am', 'pm'))}"
 
 
 def operands(draw: Draw) -> tuple[Any, ...]:
@@ -111,6 +129,16 @@ MESSAGES = (
     "call {n}", "meet me in {c}", "the {o} is here", "{n} is coming on {d}", "I cannot find the {o}",
     "please call {n} on {d}",
 )  # fmt: skip
+CONTENTS = (
+    "{n} (kilos|meters|dollars|days|points)", "{n}.5", "{d}", "{c}", "{y} {m}", "{w}", "on", "off", "yes", "no",
+    "open", "closed", "a {w} {o}", "{w} {o}", "{o} {n}", "{c}, {d}", "{d}, {m}:30", "room {n}", "{o} and {w}",
+    "free on {d}",
+)  # fmt: skip
+MEANINGS = (
+    "a (small|big|old) (kind|sort) of {o}", "a (small|big|old) (kind|sort) of {o}", "a part of a {o}",
+    "something like a {o}", "a {o} for (children|the garden|the kitchen)", "a (person|shop) that sells a {o}",
+    "to (break|paint|sell|carry) a {o}", "as (hard|soft|round|old) as a {o}", "a place for a {o}",
+)  # fmt: skip
 SPOKEN = {"+": ("plus", "and"), "-": ("minus", "less"), "*": ("times", "multiplied by"), "/": ("divided by", "over")}
 
 
@@ -131,6 +159,23 @@ def spoken(draw: Draw, expression: str) -> str:
 # Word problems: the numbers stand in the text in the order of the expression.
 PROBLEMS = (
     ("*", Phrases(
+        "Each day I (save|earn|spend) {a} dollars. How much is that in {b} days?",
+        "A (train|bus|plane) has {a} seats. How many seats do {b} of them have?",
+        "There are {a} rows of {b} chairs. How many chairs are there?",
+        "{a} rooms have {b} beds each. What is the number of beds?",
+        "I run {a} miles a day. How many miles do I run in {b} days?",
+        "One box weighs {a} kilos. What do {b} boxes weigh?",
+        "My garden has {a} trees with {b} plums on each. How many plums do I have?",
+        "A page has {a} words. How many words are on {b} pages?",
+        "A book costs {a} dollars, and I buy {b} of them. How much do I pay?",
+        "{n} reads {a} pages each day. How many pages does {n} read in {b} days?",
+        "{n} works {a} hours a week. How many hours is that in {b} weeks?",
+        "We have {a} bags, and in each bag are {b} coins. How many coins do we have?",
+        "If {a} teams have {b} players each, how many players are there?",
+        "For {a} guests we need {b} cups each. How many cups?", "how much are {a} tickets at {b} dollars each",
+        "{a} shelves, {b} books on each. How many books?",
+        "A baker bakes {a} loaves each hour. How many loaves in {b} hours?",
+        "The rent is {a} dollars a month. What do I pay for {b} months?",
         "There are {a} boxes with {b} (pens|eggs|books) each. How many are there (in all|in total)?",
         "One ticket costs {a} dollars. What do {b} tickets cost?", "I buy {a} cups at {b} dollars each. What do I pay?",
         "A shelf holds {a} books. How many books do {b} shelves hold?",
@@ -140,6 +185,21 @@ PROBLEMS = (
         "~Each of {a} rows has {b} seats. How many seats are there?",
     )),
     ("+", Phrases(
+        "{n} has {a} (coins|apples|books) and finds {b} more. How many does {n} have now?",
+        "I have {a} dollars and get {b} dollars as a gift. How much do I have?",
+        "There are {a} men and {b} women on the train. How many people is that?",
+        "A farmer has {a} cows and {b} sheep. How many animals does the farmer have?",
+        "We walked {a} miles in the morning and {b} miles in the evening. How far did we walk?",
+        "One bag weighs {a} kilos, the other {b} kilos. What do they weigh together?",
+        "{a} guests are here, and {b} more will come. How many guests will there be?",
+        "In one box are {a} pens, in the other {b}. How many pens are there in all?",
+        "The lamp costs {a} dollars and the chair {b} dollars. What do both cost?",
+        "{n} sold {a} tickets on Monday and {b} on Tuesday. How many tickets is that?",
+        "To my {a} stamps I add {b} more. How many stamps do I have?",
+        "A town had {a} houses, then {b} more were built. How many houses are there now?",
+        "I worked {a} hours last week and {b} hours this week. How many hours in total?",
+        "how many fruits are {a} apples and {b} pears",
+        "{a} red balls and {b} blue balls are in a bag. How many balls are in the bag?",
         "{n} has {a} (coins|apples|books) and gets {b} more. How many does {n} have now?",
         "There are {a} cats and {b} dogs. How many animals are there?",
         "I pay {a} dollars for food and {b} dollars for books. What do I pay in total?",
@@ -148,12 +208,41 @@ PROBLEMS = (
         "~In one bag are {a} nuts, in another {b}. How many nuts are in both?",
     )),
     ("-", Phrases(
+        "There were {a} birds on a roof, and {b} flew away. How many are left?",
+        "{n} has {a} dollars and pays {b} dollars. How much does {n} have left?",
+        "Of {a} (pages|tickets|cookies), {b} are gone. How many are left?",
+        "A bus has {a} people on it, and {b} of them leave. How many stay on?",
+        "I need {a} dollars and have {b}. How much is missing?",
+        "The way is {a} miles long, and I walked {b} miles. How far is it still?",
+        "We baked {a} cookies and ate {b}. How many cookies remain?",
+        "A shop had {a} lamps and sold {b}. How many lamps does it still have?",
+        "From {a} liters of water we drank {b}. How much water is left?",
+        "A rope is {a} feet long, and I cut off {b} feet. How long is the rope now?",
+        "{a} people were invited, but {b} did not come. How many came?",
+        "The coat was {a} dollars and is now {b} dollars cheaper. What does it cost?",
+        "If I have {a} eggs and use {b}, how many do I have left?",
+        "Out of {a} answers, {n} got {b} wrong. How many were right?",
+        "A tank holds {a} liters. {b} liters ran out. How much is in it?",
         "{n} has {a} (coins|apples|books) and gives away {b}. How many are left?",
         "From {a} eggs, {b} broke. How many are left?",
         "I had {a} dollars and spent {b}. How much is left?", "A book has {a} pages. I read {b}. How many are left?",
         "{n} had {a} coins and lost {b} of them. How many remain?", "~Of {a} seats, {b} are taken. How many are free?",
     )),
     ("/", Phrases(
+        "{a} (coins|apples|books) are given to {b} people in equal parts. How many does each person get?",
+        "I have {a} cookies for {b} children. How many can each child have?",
+        "{a} pupils make {b} teams of the same size. How many pupils are in a team?",
+        "A rope of {a} feet is cut into {b} equal parts. How long is each part?",
+        "The bill is {a} dollars, and we are {b} people. What does each of us pay?",
+        "I read a book of {a} pages in {b} days, the same every day. How many pages a day?",
+        "{n} has {a} pens and puts them into {b} cups, the same number in each. How many pens are in a cup?",
+        "{a} miles in {b} hours: how many miles per hour?",
+        "{n} earned {a} dollars in {b} days. How much is that per day?",
+        "We plant {a} trees in {b} rows. How many trees are in a row?",
+        "Split {a} dollars between {b} people. How much does each get?",
+        "{a} kilos of rice fill {b} bags evenly. How many kilos are in one bag?",
+        "Divide {a} (plums|nuts|cards) among {b} children. How many does each child get?",
+        "{a} guests sit at {b} tables, the same at each. How many sit at one table?",
         "Share {a} (coins|apples|books) among {b} people. How many does each get?",
         "{a} books are put on {b} shelves evenly. How many are on each shelf?",
         "{a} dollars are shared by {b} friends. What does each one get?",
@@ -182,6 +271,15 @@ _GET_ABOUT = (
     "Look up the {k}.",
 )
 _GET_ASK = (
+    "{k} {0}", "{k}, {0}?", "{0} {k}?", "what is the {k} of {0}", "{0}'s {k}?", "{0}'s {k}, please.",
+    "Do you know the {k} of {0}?", "Can you tell me the {k} of {0}?", "Could you look up {0}'s {k}?",
+    "I would like to know the {k} of {0}.", "I want {0}'s {k}.", "I am looking for the {k} of {0}.",
+    "Is there a {k} for {0}? Which one?", "For {0}, what is the {k}?", "For {0} I need the {k}.",
+    "About {0}: what {k}?", "We have a {e} called {0}. What is the {k}?", "What is the {k} of the {e} {0}?",
+    "The {e} is {0}. Get the {k}.", "{e}: {0}. {k}?", "Show me the {k} that {0} has.", "Show {0}'s {k}.",
+    "Has {0} a {k}? Tell me.", "The {k} of {0} is what?", "My form asks for the {k} of {0}.",
+    "Someone asked me for {0}'s {k}.", "Please find the {k} of {0} for me.", "How about {0}: which {k}?",
+    "Look at {0} and tell me the {k}.",
     "What is the {k} of {0}?", "What is {0}'s {k}?", "(Get|Find|Tell me) the {k} of {0}.", "Which {k} does {0} have?",
     "I need the {k} of {0}.", "{k} of {0}?", "What {k} has {0}?", "Give me the {k} for {0}.", "Look up the {k} of {0}.",
     "Can you get the {k} of {0}?", "{0}: {k}?", "The {k} for {0}, please.", "I forgot the {k} of {0}.",

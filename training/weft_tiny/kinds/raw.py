@@ -9,6 +9,17 @@ from training.weft_tiny.grammar import Draw, capital
 from training.weft_tiny.kinds import story
 
 OPENINGS = (
+    "In a (small|far|quiet) (town|land|village) lived a {r} named {a}.",
+    "There was once a {r} called {a} who (loved|liked) (walks|stories|the sea|old things).",
+    "This is the story of {a}, a (young|clever|kind) {r}.", "This is a story about a {r} named {a}.",
+    "A long time ago there lived a {r} named {a}.",
+    "Many years ago, {a} was a {r} (near the sea|by a river|in a small town|in the hills).",
+    "{a} the {r} lived in a (small|blue|wooden) house (near the sea|by a river|in the hills).",
+    "Everyone in the (town|village) knew {a} the {r}.",
+    "Once there lived a (young|kind|poor) {r}, whose name was {a}.",
+    "One (sunny|cold|windy) (morning|day), {a} the {r} went (to the market|into the forest|down to the river).",
+    "{a} was a (young|happy|lonely) {r} who lived (near the sea|by a river|in a small town|in the hills).",
+    "On the first day of (spring|summer|winter), {a} the {r} got up early.",
     "Once upon a time there was a {r} named {a}.", "Once upon a time, there was a {r} called {a}.",
     "Once upon a time a {r} named {a} lived (near the sea|by a river|in a small town|in the hills).",
     "Once upon a time, in a (small|far|quiet) (town|land|village), there lived a {r} named {a}.",

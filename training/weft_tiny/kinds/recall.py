@@ -19,10 +19,24 @@ _ONE_LETTER = tuple(string.ascii_letters)
 _ONE_DIGIT = tuple(string.digits)
 _SAY, _ASK = Phrases(*MADE_UP_SAY).train, Phrases(*MADE_UP_ASK).train
 _WANTED = Phrases(
+    "{t}\n{k}", "{t}\n\n{k}?", "{k}\n\n{t}", "{k}\n{t}", "{t}. What (is|about) {k}?", "{t}\n\nI need {k}.",
+    "I need {k}.\n\n{t}", "I have this:\n{t}\nWhat is {k}?", "What is {k} here?\n{t}", "{t}\n---\n{k}",
+    "Data:\n{t}\n\nWanted: {k}", "Wanted: {k}\nData: {t}", "Table:\n{t}\n\nLook up {k}.",
+    "(Look up|Get|Read) {k} (in|from) this table: {t}", "{t}\n(Look up|Get|Read|Tell me) {k}",
+    "Here is a (table|list): {t}\n(Show|Give|Tell) me {k}.", "(Can|Could) you (look up|find|give me) {k}?\n{t}",
+    "{t}\n\n(Can|Could) you (look up|find|give me) {k}?", "Text: {t}\nKeys: {k}",
+    "With this in mind: {t}\nWhat is {k}?", "input: {t}\nkeys: {k}\noutput:",
+    "(Please find|Please give me|Please read out) {k}: {t}",
     "{t}\n\n{k}", "{t}\n{k}?", "Table: {t}\nGive me {k}.", "{t}\n\nWhat is {k}?", "Given {t}: {k}", "{t}. Find {k}.",
     "Find {k}.\n{t}", "{k}?\n\n{t}", "Use this: {t}\nTell me {k}.", "Keys: {k}\nText: {t}",
 )  # fmt: skip
 _ASKED = Phrases("{t}\n\n{q}", "{t}\n{q}", "{t} {q}", "Text: {t}\nQuestions: {q}", "{q}\n\n{t}", "{q}\nText: {t}")
+_ASKED = _ASKED.also(
+    "Read this. {t}\n{q}", "{t}\n\nNow answer: {q}", "(Answer|Please answer): {q}\n\n{t}", "{q} {t}",
+    "Facts: {t}\n{q}", "Questions: {q}\n\nText: {t}", "Context: {t}\n\n{q}", "{q}\nUse this: {t}", "{t}\n---\n{q}",
+    "I know this: {t} {q}", "From the text: {q}\n{t}", "Note: {t}\nAsked: {q}",
+    "Text:\n{t}\n\nQuestions:\n{q}\nAnswers:",
+)  # fmt: skip
 
 
 def make(draw: Draw) -> Example:
