@@ -298,8 +298,19 @@ def test_steps_that_contradict_themselves_are_refused():
         sample(table, logits, waiting)
     with pytest.raises(StepError, match="words"):
         sample(table, logits, waiting, LateInputs(np.zeros(1, np.int32), np.zeros((1, 1), np.uint32)))
-    with pytest.raises(StepError, match="outside the vocabulary"):
-        table.set(slot_set(0, SamplingParams(presence_penalty=1.0), [40]))
+    for params, prompt in (
+        (SamplingParams(presence_penalty=1.0), [40]),
+        (SamplingParams(logit_bias={40: 1.0}), []),
+        (SamplingParams(bad_words=[[3, 40]]), []),
+    ):
+        with pytest.raises(StepError, match="outside the vocabulary"):
+            table.set(slot_set(0, params, prompt))
+
+
+def test_an_end_that_the_vocabulary_lacks_is_no_stop_id():
+    table = table_of(*(slot_set(i, SamplingParams(temperature=0), stop_ids=[1, 3]) for i in range(2)), vocab_size=3)
+    batch = sampling_batch([0, 1], [0, 1], [0.0] * 2, suppress_stop=np.array([True, True]))
+    assert sample(table, torch.tensor([[0.0, 9, 1], [2.0, 9, 1]]), batch) == [2, 0]
 
 
 @WAYS

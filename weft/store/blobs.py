@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -75,20 +74,6 @@ class FolderBlobs:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return name
-
-    def adopt(self, path: Path) -> str:
-        """Give a file of the same disk a second name here; durable after `sync`."""
-        name, new = self._new()
-        try:
-            new.hardlink_to(path)
-        except FileNotFoundError:
-            raise
-        except OSError:  # a file system without links
-            with path.open("rb") as source, new.open("xb") as target:
-                shutil.copyfileobj(source, target)
-                target.flush()
-                os.fsync(target.fileno())
         return name
 
     def get(self, name: str) -> bytes:

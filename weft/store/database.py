@@ -1,6 +1,6 @@
 """`Database`: one folder of a server's data, a file of rows and blobs beside it.
 
-Owns opening (schema, take-over of earlier formats, clean-up after interrupted writes), the thread that writes, and the
+Owns opening (schema, clean-up after interrupted writes), the thread that writes, and the
 errors of the disk: clients receive the cause without a path, the log has it once with the path. Several processes may
 open a folder. Readers have their own connections and never wait for writers.
 """
@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, delete, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from weft.abi.errors import StorageFailed
-from weft.store import sqlite, takeover
+from weft.store import sqlite
 from weft.store.blobs import Blobs, FolderBlobs, MemoryBlobs
 from weft.store.schema import migrate, program_names, program_values, program_versions
 from weft.store.servers import ServerLock
@@ -59,11 +59,11 @@ class Database:
         self._writer = GroupWriter(self._transaction, self._explained)
 
     def exists(self) -> bool:
-        """Whether the folder has data of this or an earlier version; if not, reading would make an empty database."""
+        """Whether the folder has data; if not, reading would make an empty database."""
         try:
             if self._folder is None or self._engine is not None:
                 return True
-            return not {FILE, *takeover.OLD}.isdisjoint(os.listdir(self._folder))
+            return FILE in os.listdir(self._folder)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -160,11 +160,9 @@ class Database:
         engine = sqlite.open_engine(folder / FILE)
         try:
             with sqlite.writing(engine) as connection:
-                if migrate(connection) == 0:
-                    takeover.take_over(connection, folder, blobs)
+                migrate(connection)
                 _sweep(connection, blobs, self.server)
             self.server.tidy()
-            takeover.remove_leftovers(engine, folder)
         except BaseException:
             engine.dispose()
             raise

@@ -34,7 +34,7 @@ schema_version = Table("schema_version", _METADATA, Column("version", Integer, n
 """One row."""
 
 leftovers = Table("leftovers", _METADATA, Column("path", Text, primary_key=True))
-"""Files of earlier formats, relative to the folder, that were taken over and are still to be removed."""
+"""Not used; databases of version 1 have it."""
 
 program_versions = Table(
     "program_versions",
@@ -228,9 +228,9 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = tuple(
 """From each version to the next, beginning with an empty database (version 0)."""
 
 
-def migrate(connection: Connection) -> int:
-    """Migrate to the last version, in the caller's transaction; the version before (0: an empty database). Raises
-    `StorageFailed` for a database of a newer Weft."""
+def migrate(connection: Connection) -> None:
+    """Migrate to the last version, in the caller's transaction. Raises `StorageFailed` for a database of a newer
+    Weft."""
     found = _version(connection)
     if found > len(MIGRATIONS):
         raise StorageFailed(
@@ -244,7 +244,6 @@ def migrate(connection: Connection) -> int:
         connection.execute(insert(schema_version).values(version=len(MIGRATIONS)))
     elif found < len(MIGRATIONS):
         connection.execute(update(schema_version).values(version=len(MIGRATIONS)))
-    return found
 
 
 def _version(connection: Connection) -> int:

@@ -79,11 +79,6 @@ def upsert(table: Table) -> Insert:
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed)
 
 
-def user_version(connection: Connection) -> int:
-    """The format number in the header of the file, which earlier versions of Weft set."""
-    return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
-
-
 def cause_of(error: DBAPIError | OSError, place: str) -> str:
     """The cause and its remedy: no statement, no values, no path. `place` names the folder, as its reader knows it."""
     if isinstance(error, OSError):
@@ -94,11 +89,6 @@ def cause_of(error: DBAPIError | OSError, place: str) -> str:
     if cause is None:
         return f"{error.orig}; check that the disk has room and is writable ({place})"
     return cause.format(place=place)
-
-
-def is_damage(error: DBAPIError) -> bool:
-    """Whether the content of the file is not a valid database."""
-    return _known_cause(error) == _DAMAGED
 
 
 def _known_cause(error: DBAPIError) -> str | None:

@@ -81,7 +81,7 @@ class SlotTable:
         self._max_context = max_context
 
     def set(self, state: SlotSet) -> None:
-        """Replace a slot's state. Raises `StepError` for packed or biased tokens outside the vocabulary."""
+        """Replace a slot's state. Raises `StepError` for tokens outside the vocabulary, but for stop ids."""
         slot, params = state.slot, state.params
         self.is_set[slot] = True
         self.temperature[slot] = params.temperature
@@ -102,7 +102,8 @@ class SlotTable:
         if params.allowed_token_ids is not None:
             self.allowed[slot] = self._mask_of(params.allowed_token_ids)
         if state.stop_ids:
-            self.stop_ids[slot] = np.unique(np.array(state.stop_ids, np.int64))
+            stop_ids = np.unique(np.array(state.stop_ids, np.int64))
+            self.stop_ids[slot] = stop_ids[stop_ids < self.vocab_size]  # a model may name others as the end
         if params.has_penalties or params.bad_words:
             self._set_history(slot, params, self._unpack(state.prompt), self._unpack(state.output))
 
@@ -138,6 +139,7 @@ class SlotTable:
         if not words:
             return
         self.words[slot] = _flatten(words)
+        self._checked(self.words[slot].last)
         longest = max(len(word) for word in words) - 1
         if longest:
             self.recent.widen(longest)

@@ -26,6 +26,23 @@ _COUNTED = ("messages", "prompt", "tools", "documents", "chat_template_kwargs", 
 """Fields of a request that are a part of its prompt."""
 
 
+def http_client(
+    url: str, api_key: str | None = None, transport: httpx.AsyncBaseTransport | None = None
+) -> httpx.AsyncClient:
+    """A client of a server, whose address may end with `/v1` or not."""
+    return httpx.AsyncClient(
+        base_url=_base_of(url),
+        headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+        limits=httpx.Limits(max_connections=None),
+        timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S, pool=None),
+        transport=transport,
+    )
+
+
+def _base_of(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
 class OpenAIBackend:
     """Calls over HTTP. The model is the server's only one unless a call names another."""
 
@@ -36,13 +53,8 @@ class OpenAIBackend:
         api_key: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ):
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None)
-        timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S, pool=None)
-        self._base = url.rstrip("/").removesuffix("/v1")
-        self._http = httpx.AsyncClient(
-            base_url=self._base, headers=headers, limits=limits, timeout=timeout, transport=transport
-        )
+        self._base = _base_of(url)
+        self._http = http_client(url, api_key, transport)
         self._model = model
         self._cards: list[dict[str, Any]] | None = None
         self._finding = asyncio.Lock()

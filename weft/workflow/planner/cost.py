@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 
@@ -151,22 +152,8 @@ def ticks_of(kv_tokens: Sequence[int]) -> int:
 
 
 def topological(needs: Sequence[Iterable[int]]) -> list[int]:
-    """Numbers after what they need, the smallest first. Raises `ValueError` where something needs itself."""
-    order: list[int] = []
-    done: set[int] = set()
-    waiting = list(range(len(needs)))
-    while waiting:
-        left = []
-        for number in waiting:
-            if all(need in done for need in needs[number]):
-                order.append(number)
-                done.add(number)
-            else:
-                left.append(number)
-        if len(left) == len(waiting):
-            raise ValueError("calls that depend on themselves")
-        waiting = left
-    return order
+    """Numbers after what they need. Raises `graphlib.CycleError` where something needs itself."""
+    return list(TopologicalSorter(dict(enumerate(needs))).static_order())
 
 
 def _shared_tokens(segment_tokens: Sequence[int], one: Sequence[int], other: Sequence[int]) -> int:

@@ -52,32 +52,21 @@ class CachedCalls(NamedTuple):
 
 
 class _CacheAlone:
-    """A `ModelBackend` that makes no call."""
+    """A `ModelBackend` that makes no call. It knows tokens, or names its models, where the other backend does: the
+    cache's keys are made of them."""
 
     def __init__(self, backend: ModelBackend):
         self._backend = backend
+        if isinstance(backend, KnowsTokens):
+            self.prompt_digest = backend.prompt_digest
+        elif isinstance(backend, NamesModels):
+            self.model_of = backend.model_of
 
     async def complete(self, request: ModelRequest, started: Any) -> ModelAnswer:
         raise RowError("the answer is not in the prompt cache")
 
     async def split(self, text: str, ranges: PartRanges) -> list[str]:
         return await self._backend.split(text, ranges)
-
-
-class _CacheAndTokens(_CacheAlone):
-    """The same over a backend that knows tokens, of which the cache's keys are made."""
-
-    async def prompt_digest(self, request: ModelRequest) -> str:
-        assert isinstance(self._backend, KnowsTokens)
-        return await self._backend.prompt_digest(request)
-
-
-class _CacheAndModels(_CacheAlone):
-    """The same over a backend that names its models, which are in the keys too."""
-
-    async def model_of(self, request: ModelRequest) -> str:
-        assert isinstance(self._backend, NamesModels)
-        return await self._backend.model_of(request)
 
 
 class _NotedCache:
@@ -120,17 +109,12 @@ async def cached_calls(
     """What the cache has of a run of the graph that the optimiser made; with no rows known (None), of calls that need
     none. `budget` and `turn` are as those of `RunState` and `Driver`."""
     noted = _NotedCache(cache)
-    kind = _CacheAlone
-    if isinstance(backend, KnowsTokens):
-        kind = _CacheAndTokens
-    elif isinstance(backend, NamesModels):
-        kind = _CacheAndModels
     unknown = RowFailure("", RowError("the row is not known"))
     given: Iterable[Mapping[str, Any]] = rows if rows is not None else [dict.fromkeys(graph.inputs, unknown)]
     plain = replace(graph, nodes=_without_retries(graph.nodes))
     state = _CountingState(plain, budget=budget)
     whole = set()
-    services = RunServices(kind(backend), cache=noted)  # type: ignore[arg-type]
+    services = RunServices(_CacheAlone(backend), cache=noted)  # type: ignore[arg-type]
     async with aclosing(Driver(state, iter(enumerate(given)), services, turn=turn).results()) as results:
         async for done in results:
             assert isinstance(done, RowDone)

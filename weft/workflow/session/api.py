@@ -16,11 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, cast
 
-import httpx
-
 from weft.loop_thread import LoopThread, shared_loop_thread
 from weft.workflow.actuals import RunCounts
-from weft.workflow.backend.openai import CONNECT_S, SILENCE_S, OpenAIBackend
+from weft.workflow.backend.openai import OpenAIBackend, http_client
 from weft.workflow.criteria import Criterion
 from weft.workflow.frontend.trace import FlowError, tracing, untraced
 from weft.workflow.graph.nodes import AnyNode
@@ -171,7 +169,7 @@ class WorkflowSession:
         options = self._options
         functions = ChainMap(self._trace.names.functions, dict(options.get("functions", {})))
         if isinstance(self._on, str) and not _OF_CLIENTS & set(options):
-            async with _client(self._on, options) as http:
+            async with http_client(self._on, options.get("api_key")) as http:
                 if await has_sessions(http):
                     seconds = options.get("function_timeout_s", FUNCTION_TIMEOUT_S)
                     remote = RemoteSession(http, self.id, functions, seconds, options.get("model"))
@@ -201,16 +199,6 @@ class WorkflowSession:
 
     def __repr__(self) -> str:
         return f"<session {self.id}, {'open' if self.is_open else 'closed'}>"
-
-
-def _client(url: str, options: SessionOptions) -> httpx.AsyncClient:
-    key = options.get("api_key")
-    return httpx.AsyncClient(
-        base_url=url.rstrip("/").removesuffix("/v1"),
-        headers={"authorization": f"Bearer {key}"} if key else {},
-        limits=httpx.Limits(max_connections=None),
-        timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S, pool=None),
-    )
 
 
 @asynccontextmanager
