@@ -229,8 +229,8 @@ def server(contender: Contender, checkpoint: Path, sizes: Sizes) -> Iterator[str
             yield url
     else:
         threads = kernel_threads(None, usable_cores())
-        with vllm_server(checkpoint, threads, sizes.kv_tokens, sizes.max_context) as url:
-            yield url
+        with vllm_server(checkpoint, threads, sizes.kv_tokens, sizes.max_context) as peer:
+            yield peer.url
 
 
 class Measured(NamedTuple):

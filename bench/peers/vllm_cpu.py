@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.peers.child import ChildPeer, script
 from weft.abi.errors import WeftError
-from weft.cli.bench.server import HOST, free_port, server_process
+from weft.cli.bench.server import HOST, ServerProcess, free_port, server_process
 
 PYTHON_VARIABLE = "BENCH_VLLM_PYTHON"
 KV_GIB = 4
@@ -43,8 +43,8 @@ def vllm_cpu(
 
 
 @contextlib.contextmanager
-def vllm_server(checkpoint: Path, threads: int, kv_tokens: int, max_context: int) -> Iterator[str]:
-    """vLLM's server for OpenAI's API, ready: its URL. bfloat16, prefix caching, KV blocks for `kv_tokens`, rounded up,
+def vllm_server(checkpoint: Path, threads: int, kv_tokens: int, max_context: int) -> Iterator[ServerProcess]:
+    """vLLM's server for OpenAI's API, ready. bfloat16, prefix caching, KV blocks for `kv_tokens`, rounded up,
     and requests of up to `max_context` tokens; everything else is vLLM's default. Raises as `vllm_cpu`, and `WeftError`
     with the end of its output."""
     port = free_port()
@@ -55,8 +55,8 @@ def vllm_server(checkpoint: Path, threads: int, kv_tokens: int, max_context: int
     with tempfile.TemporaryFile() as log:
         try:
             environment = {**os.environ, **_variables(threads)}
-            with server_process(command, environment, port, ready="/health", log=log) as url:
-                yield url
+            with server_process(command, environment, port, ready="/health", log=log) as server:
+                yield server
         except WeftError as error:
             log.seek(0)
             said = log.read()[-_SHOWN_CHARS:].decode(errors="replace")

@@ -32,7 +32,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,40 +170,59 @@ def measure(args: argparse.Namespace, record: dict[str, Any], checkpoint: Path) 
             kv_tokens = floor.pool_tokens(POOLS[pool])
             runs = found["pools"].setdefault(pool, {"kv_tokens": kv_tokens, "runs": {}})["runs"]
             if any(len(runs.get(contender, [])) < args.runs for contender in args.contenders):
-                with servers(args.contenders, checkpoint, kv_tokens, floor.longest + PAGE_SIZE) as urls:
-                    take_turns(args, record, runs, urls, work, checkpoint)
+                with servers(args.contenders, checkpoint, kv_tokens, floor.longest + PAGE_SIZE) as places:
+                    take_turns(args, record, runs, places, work, checkpoint)
             print("\n".join(summary(pool, runs, floor)), flush=True)
 
 
+class Place(NamedTuple):
+    """Where a contender's calls go."""
+
+    url: str
+    alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    """Within, nothing else computes."""
+
+
 @contextlib.contextmanager
-def servers(contenders: Sequence[str], checkpoint: Path, kv_tokens: int, max_context: int) -> Iterator[dict[str, str]]:
-    """The servers of these contenders, which are up together: contender -> URL. All but `vllm` share one. The servers
-    that wait for their turn take no processor time."""
+def servers(
+    contenders: Sequence[str], checkpoint: Path, kv_tokens: int, max_context: int
+) -> Iterator[dict[str, Place]]:
+    """The servers of these contenders, which are up together. All but `vllm` share one; it takes no processor time
+    while it waits for calls, and vLLM's, which does, is stopped while others have their turns."""
     with contextlib.ExitStack() as stack:
-        urls = dict.fromkeys(contenders, "")
+        places = dict.fromkeys(contenders, Place(""))
+        alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         if VLLM in contenders:
             threads = kernel_threads(None, usable_cores())
-            urls[VLLM] = stack.enter_context(vllm_server(checkpoint, threads, kv_tokens, max_context))
+            peer = stack.enter_context(vllm_server(checkpoint, threads, kv_tokens, max_context))
+            places[VLLM], alone = Place(peer.url), peer.stopped
         if own := [contender for contender in contenders if contender != VLLM]:
-            urls |= dict.fromkeys(own, stack.enter_context(weft_server(checkpoint, kv_tokens)))
-        yield urls
+            with alone():
+                url = stack.enter_context(weft_server(checkpoint, kv_tokens))
+            places |= dict.fromkeys(own, Place(url, alone))
+        yield places
 
 
 def take_turns(
-    args: argparse.Namespace, record: dict[str, Any], runs: dict[str, list[Any]], urls: Mapping[str, str],
+    args: argparse.Namespace, record: dict[str, Any], runs: dict[str, list[Any]], places: Mapping[str, Place],
     work: Workload, checkpoint: Path,
 ) -> None:  # fmt: skip
     """All contenders after each other, `--runs` times."""
-    begun = min(len(runs.get(contender, [])) for contender in urls)
+    begun = min(len(runs.get(contender, [])) for contender in places)
+
+    def run(contender: str) -> Found:
+        with places[contender].alone():
+            return run_once(contender, work, places[contender].url, str(checkpoint))
+
     if not begun:
-        for contender in {url: contender for contender, url in urls.items()}.values():
-            run_once(contender, work, urls[contender], str(checkpoint))  # warm: once on each server
+        for contender in {place.url: contender for contender, place in places.items()}.values():
+            run(contender)  # warm: once on each server
     for turn in range(begun, args.runs):
         answers: Answers | None = None
-        for contender, url in urls.items():
+        for contender in places:
             if len(runs.get(contender, [])) > turn:
                 continue  # the file has it
-            found = run_once(contender, work, url, str(checkpoint))
+            found = run(contender)
             answers = answers or found.answers
             differ = sum(found.answers[call] != text for call, text in answers.items())
             told = {"seconds": found.seconds, **found.used._asdict(), "answers_that_differ": differ}

@@ -114,11 +114,14 @@ def stand_in_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stand_in_server")
 def test_the_server_of_vllm_has_as_many_tokens_of_kv_and_a_prefix_cache(tmp_path: Path) -> None:
-    with vllm_server(tmp_path, 1, 100, 64) as url:
-        told = httpx.get(f"{url}/").json()
+    with vllm_server(tmp_path, 1, 100, 64) as server:
+        told = httpx.get(f"{server.url}/").json()
         [process] = [
             one for one in psutil.Process().children() if "vllm.entrypoints.openai.api_server" in one.cmdline()
         ]
+        with server.stopped():
+            assert process.status() == psutil.STATUS_STOPPED
+        assert httpx.get(f"{server.url}/").json() == told
     assert not process.is_running()
     options = dict(pairwise(told["arguments"]))
     assert options["--model"] == str(tmp_path)

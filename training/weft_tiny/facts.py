@@ -80,7 +80,7 @@ _LOWERED = (
 )  # fmt: skip
 MADE_UP_SAY = (
     "As {k}, {s} has {v}.", "The {k} that {s} has is {v}.", "{s} comes with the {k} {v}.",
-    "{s} was given {v} as {k}.", "The {k} of {s} reads {v}.", "The {k} for {s} is {v}.", "{s}: {k} {v}.",
+    "The {k} of {s} reads {v}.", "The {k} for {s} is {v}.", "{s}: {k} {v}.",
     "{s} uses {v} as the {k}.", "{v} serves as the {k} of {s}.", "{k} {v} belongs to {s}.",
     "They gave {s} the {k} {v}.", "When it comes to {s}, the {k} is {v}.", "Note the {k} of {s}: {v}.",
     "We know that the {k} of {s} is {v}.", "Somebody set the {k} of {s} to {v}.", "Under {k}, {s} has {v}.",
@@ -89,7 +89,7 @@ MADE_UP_SAY = (
     "{v} is the {k} of {s}.", "For {s} the {k} is {v}.", "~As {k}, {s} was given {v}.", "~{s} uses {v} for a {k}.",
 )  # fmt: skip
 MADE_UP_ASK = (
-    "{k} of {s}?", "{s}'s {k}?", "Do you know the {k} of {s}?", "Can you tell me {s}'s {k}?",
+    "{k} of {s}?", "{s}'s {k}?", "Can you tell me {s}'s {k}?",
     "What {k} was given to {s}?", "I need the {k} of {s}.", "The {k} of {s} is what?", "For {s}, what is the {k}?",
     "{s} has which {k}?", "Name the {k} of {s}.", "What did they give {s} as {k}?", "what is the {k} of {s}",
     "Say which {k} {s} has.", "Please give the {k} of {s}.", "What is the {k} for {s}?",

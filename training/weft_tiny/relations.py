@@ -391,7 +391,7 @@ COMPOUNDS: dict[tuple[str, ...], Phrases] = {
     ("food", "hobby"): Phrases(
         "{s}'s hobby is {hobby}, and {s}'s favorite food is {food}.", "After {hobby}, {s} eats {food}.",
         "{s} spends free time on {hobby} and likes to eat {food}.",
-        "{food} is what {s} eats, and {hobby} is what {s} does for fun.", "{s}: hobby {hobby}, favorite food {food}.",
+        "{s}: hobby {hobby}, favorite food {food}.",
         "For fun {s} does {hobby}; for dinner it has to be {food}.",
         "My name is {s}, my hobby is {hobby}, and I love to eat {food}.",
         "{s} likes {food} and {hobby}.", "{s} enjoys {hobby} and eats {food}.",

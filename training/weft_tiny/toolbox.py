@@ -272,7 +272,7 @@ _GET_ABOUT = (
 )
 _GET_ASK = (
     "{k} {0}", "{k}, {0}?", "{0} {k}?", "what is the {k} of {0}", "{0}'s {k}?", "{0}'s {k}, please.",
-    "Do you know the {k} of {0}?", "Can you tell me the {k} of {0}?", "Could you look up {0}'s {k}?",
+    "Can you tell me the {k} of {0}?", "Could you look up {0}'s {k}?",
     "I would like to know the {k} of {0}.", "I want {0}'s {k}.", "I am looking for the {k} of {0}.",
     "Is there a {k} for {0}? Which one?", "For {0}, what is the {k}?", "For {0} I need the {k}.",
     "About {0}: what {k}?", "We have a {e} called {0}. What is the {k}?", "What is the {k} of the {e} {0}?",

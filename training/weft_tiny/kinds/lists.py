@@ -48,7 +48,6 @@ SHOW = Phrases(
 )  # fmt: skip
 ASK_COUNT = Phrases(
     "how many items", "count", "count please", "How many (entries|products|lines|goods) are (there|on the list)?",
-    "How many (things|items|entries) (does|did) (the list|it) have?",
     "(Can|Could) you tell me how many (items|things|entries) there are?",
     "(Please |)count the (entries|lines|products|things on the list).", "Number of (items|entries|things)?",
     "The list has how many (items|entries|things)?", "There are how many (items|things)?",
@@ -70,8 +69,7 @@ ASK_COUNT = Phrases(
 ASK_MOST = Phrases(
     "most expensive?", "what's the most expensive one", "which one is the most expensive",
     "(Can|Could) you tell me (which|what) (item|one) is (the |)most expensive?",
-    "(Please |)(name|find|tell me|show me) the (item|thing) with the (highest|top) price.",
-    "What is the (thing|item|product) that costs (the |)most?", "For which (item|thing|one) do I pay (the |)most?",
+    "What is the (thing|item|product) that costs (the |)most?",
     "(Which|What) do I pay (the |)most for?", "The highest price (is|belongs) to (which|what) (item|thing)?",
     "(Which|What) (item|product) has the (top|biggest|largest) price?", "What is at the top in price?",
     "Item with the highest price?", "The (item|thing|one) with the highest price, please.",
@@ -94,8 +92,7 @@ ASK_MOST = Phrases(
 ASK_LEAST = Phrases(
     "cheapest?", "what's the cheapest one", "which one is the cheapest",
     "(Can|Could) you tell me (which|what) (item|one) is (the |)cheapest?",
-    "(Please |)(name|find|tell me|show me) the (item|thing) with the (lowest|smallest) price.",
-    "What is the (thing|item|product) that costs (the |)least?", "For which (item|thing|one) do I pay (the |)least?",
+    "What is the (thing|item|product) that costs (the |)least?",
     "(Which|What) do I pay (the |)least for?", "The lowest price (is|belongs) to (which|what) (item|thing)?",
     "(Which|What) (item|product) has the (lowest|smallest|best) price?", "What is at the bottom in price?",
     "Item with the lowest price?", "The (item|thing|one) with the lowest price, please.",
@@ -139,10 +136,10 @@ ASK_PRICE = Phrases(
     "how much is the {n}", "price of the {n}", "{n} price?", "what does the {n} cost",
     "(And|So) what does the {n} cost?", "(Can|Could) you tell me (the price of|how much I pay for) the {n}?",
     "(Please |)(tell me|say|give me) what the {n} costs.", "I (want|need) to know the price of the {n}.",
-    "I would like (to buy |)the {n}. How much is it?", "How (expensive|dear) is the {n}?",
+    "I would like (to buy |)the {n}. How much is it?",
     "What do I (pay|have to pay|owe) for the {n}?", "How much do I (pay|need|owe) for the {n}?",
     "For how much can I (get|have|buy) the {n}?", "What is the {n} sold for?", "The {n} (costs|is) what?",
-    "The price of the {n}, please.", "Do you know (the price of the {n}|what the {n} costs)?",
+    "The price of the {n}, please.",
     "What price does the {n} have?", "(Which|What) price (belongs to|is given for|is next to) the {n}?",
     "Look (up|for) the {n}. What is the price?", "If I (buy|take) the {n}, how much is it?",
     "{n}?", "The {n}?", "What about the {n}?", "What is the {n}?", "The {n} is how much?", "How much for the {n}?",

@@ -79,7 +79,7 @@ REMARK = Phrases(
     "I am writing a (letter|note|report|plan).", "It is not for me but for my {x}.",
     "Without it the {x} cannot start.", "Then I can (go|sleep|start|work on the {x}).",
     "I (have been|was) thinking about it (all day|since yesterday|at the {x}).", "We are planning a {x}.",
-    "(That|This) would help (me|us|my {x}) a lot.", "Last time it (worked|took long|was easy).",
+    "Last time it (worked|took long|was easy).",
     "Maybe you (know|can look it up|have it).", "My coffee is (cold|hot|ready).",
     "Our {x} starts (soon|tomorrow|at noon).",
     "It is (for|about) (my|our) {x}.", "(I|We) (need|want) it (today|now|soon|tonight|this week|for the {x}).",
@@ -99,7 +99,7 @@ BESIDE = (
 )  # fmt: skip
 """What remarks are about."""
 BOTH = Phrases(
-    "1. {q}\n2. {r}", "1) {q} 2) {r}", "{q}\n\n{r}", "* {q}\n* {r}", "I have two (questions|requests|tasks). {q} {r}",
+    "{q}\n\n{r}", "* {q}\n* {r}", "I have two (questions|requests|tasks). {q} {r}",
     "(My first|The first) (question|request|task): {q} (The second|The other): {r}",
     "{q}\n(And|Also|Then|Next):\n{r}", "(Please do|Do) (this|one): {q} (Then|And) (this|the other): {r}",
     "{q} (I also need this|I have one more|There is more|Not only that): {r}", "{q} And at the same time: {r}",

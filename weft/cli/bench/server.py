@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -43,8 +44,30 @@ def own_server(settings: Settings) -> Iterator[str]:
         file = Path(folder) / "weft.toml"
         file.write_text(as_toml(settings), encoding="utf-8")
         command = [sys.executable, "-m", "weft.cli.main", "serve", "--config", str(file)]
-        with server_process(command, environment, port) as url:
-            yield url
+        with server_process(command, environment, port) as server:
+            yield server.url
+
+
+class ServerProcess:
+    """A server that is ready, and the processes that it has started."""
+
+    def __init__(self, url: str, process: subprocess.Popen[bytes]):
+        """`process` leads a group of its own."""
+        self.url = url
+        self._process = process
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Within, it takes no processor time: some servers look for requests without a pause."""
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:  # once it was waited for, its number may be another's
+            os.killpg(self._process.pid, number)
 
 
 @contextlib.contextmanager
@@ -55,13 +78,15 @@ def server_process(
     *,
     ready: str = "/ready",
     log: IO[bytes] | None = None,
-) -> Iterator[str]:
-    """Start a server; yields its URL when it answers the path `ready`, and ends it. Raises `WeftError` if it ends
-    before. It writes to `log`, or to the benchmark's own output."""
-    process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)  # noqa: S603
+) -> Iterator[ServerProcess]:
+    """Start a server; yields it when it answers the path `ready`, and ends it. Raises `WeftError` if it ends before. It
+    writes to `log`, or to the benchmark's own output."""
+    process = subprocess.Popen(  # noqa: S603
+        command, env=environment, stdout=log, stderr=log, start_new_session=True
+    )
     try:
         _wait_ready(process, port, ready)
-        yield f"http://{HOST}:{port}"
+        yield ServerProcess(f"http://{HOST}:{port}", process)
     finally:
         process.terminate()
         try:
