@@ -16,6 +16,7 @@ from typer.testing import Result
 from tests.cli.conftest import Weft
 from tests.cli.test_run import BAD, CHATS, HELLO
 from tests.cli.test_serve import SMALL, serving
+from tests.server.test_programs import SMALLEST_MODULE
 from weft.client import Client, RunFailedError
 
 pytestmark = pytest.mark.slow
@@ -42,6 +43,21 @@ def programs(weft: Weft, served: tuple[int, httpx.Client]) -> Programs:
         return weft("programs", command, "--url", url, "--api-key", key, *arguments, input=input)
 
     return run
+
+
+def test_a_module_that_is_run_from_its_file_replaces_no_program(
+    programs: Programs, weft: Weft, served: tuple[int, httpx.Client], tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(HELLO)
+    (tmp_path / "agent.wasm").write_bytes(SMALLEST_MODULE)
+    assert programs("upload", str(tmp_path / "agent.py")).exit_code == 0
+    address = ("--url", str(served[1].base_url), "--api-key", "secret")
+    result = weft("run", str(tmp_path / "agent.wasm"), *address)
+    assert result.exit_code == 0, result.output
+    kept = [json.loads(line)["name"] for line in programs("list", "--json").stdout.splitlines()]
+    assert kept == ["agent"]
+    assert programs("run", "agent", "--", "5").stdout.splitlines()[-1] == '{"args": 5}'
+    assert programs("remove", "agent").exit_code == 0
 
 
 def test_from_upload_to_remove(programs: Programs, tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ from weft.client import Client
 def run_on_server(
     url: str, api_key: str | None, file: Path, content: bytes, options: Mapping[str, Any], screen: Screen
 ) -> bool:
-    """Run the file on a server and return whether it finished. A Wasm module is uploaded first, under the file's name.
+    """Run the file on a server and return whether it finished. A Wasm module is a program of the server while it runs,
+    under a name of its own: another program may have the file's.
 
     Raises `ClientError`, and `InvalidRequest` for a file that is not a program.
     """
     source: str | None = None
     program: str | None = None
-    with Client(url, api_key=api_key) as client:
+    with Client(url, api_key=api_key) as client, ExitStack() as stack:
         if content.startswith(b"\0asm"):
-            program = client.programs.upload(file.stem, content).name
+            program = client.programs.upload(f"{file.stem}-{secrets.token_hex(4)}", content).name
+            stack.callback(client.programs.delete, program)
         else:
             try:
                 source = content.decode()

@@ -89,7 +89,9 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True):
     priority: Annotated[
         int, Meta(ge=-1000, le=1000, description="Priority of the run's sequences; lower runs earlier.")
     ] = 0
-    reserve_pages: Annotated[int, Meta(ge=0, lt=1 << 31, description="KV pages reserved for the run at its start.")] = 0
+    reserve_pages: Annotated[
+        int, Meta(ge=0, lt=1 << 31, description="The run's own KV pages, from its first use of pages.")
+    ] = 0
     cache_salt: (
         Annotated[
             str,
