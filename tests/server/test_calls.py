@@ -415,3 +415,13 @@ def test_what_stays_of_a_refused_request_counts() -> None:
         assert server.on_loop(lambda: session.num_bytes) >= kept * 6000
         assert codes[0][0] == 400
         assert kept == 0 or codes[-1] == (403, "quota_exceeded")
+
+
+def test_the_prompt_of_a_call_is_sent_as_it_is(shared: RunningServer, alice: httpx.Client) -> None:
+    prompt = "\n\tall: x.o\n\t\tgcc -o x\n    four"
+    said = {"name": "said", "in_out": "out", "sampling": {"max_tokens": 1, "temperature": 0}}
+    receipt = submit(alice, {"prompt": prompt + "{{said}}", "placeholders": [said], "raw": True, "session_id": "s"})
+    assert alice.get(f"/v1/variables/{ids(receipt)['said']}").json()["status"] == "ready"
+    assert prompt in {
+        getattr(node, "prompt", None) for node in shared.service.sessions._sessions["alice", "s"]._trace._nodes.values()
+    }

@@ -384,6 +384,26 @@ def test_runs_wait_for_their_turn_by_tenant() -> None:
         assert_nothing_left(server)
 
 
+def test_runs_that_are_started_at_once_share_the_places_of_those_that_wait() -> None:
+    config = WorkflowsConfig(max_runs=1, max_runs_per_tenant=1, max_waiting=3)
+    with running(workflows=partial(WorkflowService, config=config)) as server, server.http() as client:
+        id = create(client, graph({"id": "person", "op": "external"}))
+        asked = {"rows": [{"q": "x"}], "background": True}
+        with ThreadPoolExecutor(16) as threads:
+            answers = list(threads.map(lambda _: client.post(f"/v1/workflows/{id}/runs", json=asked), range(32)))
+        assert {answer.status_code for answer in answers} == {202, 429}
+        assert server.service.workflows.runs.num_waiting <= 3
+        for run in client.get("/v1/runs").json()["data"]:
+            client.post(f"/v1/runs/{run['id']}/cancel")
+        assert_nothing_left(server)
+
+
+def test_a_graph_without_nodes_and_one_whose_node_nothing_needs(client: httpx.Client) -> None:
+    for raw in (graph(outputs={"out": "q"}), graph(text("t"), outputs={"out": "q"})):
+        run = start(client, raw)
+        assert (run["status"], run["workflow"]["done"], run["error"]) == ("finished", 5, None)
+
+
 def test_a_tenant_keeps_so_much_and_so_many() -> None:
     config = WorkflowsConfig(max_run_bytes=4000, max_kept_runs=3, max_rows=10)
     with running(workflows=partial(WorkflowService, config=config)) as server, server.http() as client:

@@ -58,12 +58,14 @@ def read_prompt_text(
     function: Callable[..., Any], raw: bool, fields: Mapping[str, Any], where: str | None = None
 ) -> PromptText:
     """Read a declaration. `raw`: the text is continued, without a chat; `fields` are defaults of all outputs. Raises
-    `FlowError` with all mistakes and where they are: `where`, or the function's file and line."""
+    `FlowError` with all mistakes and where they are: `where`, or the function's file and line. With `where` the text is
+    not indented as the docstring of a file is."""
     if not inspect.isfunction(function):
         raise FlowError(f"a semantic function is a function with a docstring, not {function!r:.100}")
     reader = _Reader(function, raw)
     reader.read_parameters()
-    steps = reader.read_steps(fields)
+    text = function.__doc__ or ""
+    steps = reader.read_steps(inspect.cleandoc(text) if where is None else text, fields)
     if reader.mistakes:
         raise FlowError(listing(f"{where or line_of(function)} has", reader.mistakes, MAX_SHOWN))
     return PromptText(tuple(reader.inputs.values()), steps)
@@ -132,9 +134,8 @@ class _Reader:
             except NotJson as error:
                 self._add(parameter.name, f"the default value: {error}")
 
-    def read_steps(self, fields: Mapping[str, Any]) -> tuple[PromptStep, ...]:
-        """Cut the docstring at the outputs. `fields` are those of the decorator."""
-        text = inspect.cleandoc(self._function.__doc__ or "")
+    def read_steps(self, text: str, fields: Mapping[str, Any]) -> tuple[PromptStep, ...]:
+        """Cut the text at the outputs. `fields` are those of the decorator."""
         if not text:
             self._add("", "there is no docstring, which is the text for the model")
             return ()

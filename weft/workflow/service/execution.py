@@ -277,7 +277,7 @@ class RunExecution:
 def at_once(state: RunState, record: WorkflowRunRecord) -> Concurrency:
     """How many rows of a run may be in progress, by the size of the graph and of the rows."""
     usual = Concurrency()
-    rows = min(usual.rows, MAX_OPEN_NODES // state.num_nodes, MAX_OPEN_BYTES // record.largest_row)
+    rows = min(usual.rows, MAX_OPEN_NODES // max(state.num_nodes, 1), MAX_OPEN_BYTES // record.largest_row)
     return usual._replace(rows=max(rows, 1))
 
 

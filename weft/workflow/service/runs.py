@@ -17,7 +17,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -94,6 +94,8 @@ class WorkflowRuns:
         """Requests that change the store; they go on when their client disconnects."""
         self._starting: dict[str, WorkflowRun] = {}
         """New runs whose records are being stored: a second request with the same key may find them there first."""
+        self._entering: Counter[str] = Counter()
+        """Of each tenant: requests of new runs that have found room, and have no run yet."""
         self._cancelled: dict[str, str] = {}
         """Why runs are being cancelled."""
         self._unstored: dict[str, WorkflowRun] = {}
@@ -261,17 +263,20 @@ class WorkflowRuns:
             raise InvalidRequest(
                 f"The run {id} is {record.status}; only a run that failed or was cancelled can be resumed.", "run"
             )
-        self._check_room(tenant)
-        await self._store_end(id)
-        await self._library.find(tenant, record.workflow)
-        record = msgspec.structs.replace(record, status="queued", error=None, finished_s=None)
-        reopen = self._tables.runs.reopen
-        if await asyncio.to_thread(reopen, tenant, id, msgspec.json.encode(record)):
-            return self._add(WorkflowRun(record))
+        with self._room(tenant):
+            await self._store_end(id)
+            await self._library.find(tenant, record.workflow)
+            record = msgspec.structs.replace(record, status="queued", error=None, finished_s=None)
+            reopen = self._tables.runs.reopen
+            if await asyncio.to_thread(reopen, tenant, id, msgspec.json.encode(record)):
+                return self._add(WorkflowRun(record))
         return await self.find(tenant, id)
 
     async def _begin(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> WorkflowRun:
-        self._check_room(tenant)
+        with self._room(tenant):
+            return await self._begin_here(tenant, workflow, request)
+
+    async def _begin_here(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> WorkflowRun:
         graph = await self._evaluations.on_thread(tenant, workflow.graph)
         nodes = labelled_nodes(graph.nodes)
         mistakes = await program_mistakes(self.programs, tenant, nodes, request.spec.model)
@@ -330,13 +335,22 @@ class WorkflowRuns:
         encoded = msgspec.json.encode(record)
         return record, NewRun(record.id, tenant, request.key, record.created_s, encoded, rows.chunks)
 
-    def _check_room(self, tenant: str) -> None:
+    @contextlib.contextmanager
+    def _room(self, tenant: str) -> Iterator[None]:
+        """Take a place among the runs of a tenant that wait, until the new one is among them. Raises `Overloaded`."""
         waiting = sum(run.record.tenant == tenant for id, run in self._live.items() if id not in self._tasks)
-        if waiting >= self._config.max_waiting:
+        if waiting + self._entering[tenant] >= self._config.max_waiting:
             raise Overloaded(
                 f"{self._config.max_waiting} of your runs of workflows wait already (workflows.max_waiting); "
                 "try again later."
             )
+        self._entering[tenant] += 1
+        try:
+            yield
+        finally:
+            self._entering[tenant] -= 1
+            if not self._entering[tenant]:
+                del self._entering[tenant]
 
     def _add(self, run: WorkflowRun) -> WorkflowRun:
         self._live[run.id] = run
