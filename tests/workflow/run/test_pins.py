@@ -14,19 +14,20 @@ from tests.workflow.run.caching_backend import PAGE, CachingBackend
 from tests.workflow.run.test_planning import map_reduce
 from tests.workflow.shapes import Json, graph
 from weft.abi.errors import EngineDead, InvalidRequest, LimitExceeded, Unsupported, WeftError
-from weft.core.ids import unpack_tokens
+from weft.core.ids import pack_tokens, unpack_tokens
 from weft.programs.retains import OnRetained
 from weft.testing.word_tokens import WordTokens
 from weft.workflow.actuals import PinCounts
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.planner.place import PlanEngine
+from weft.workflow.planner.ranks import PlannedPin
 from weft.workflow.run.backend import CallProgress
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.instructions import RowDone
 from weft.workflow.run.keeper import KeepsPrefixes
 from weft.workflow.run.order import row_by_row
-from weft.workflow.run.pins import MAX_REFUSALS, KvPrefix
+from weft.workflow.run.pins import MAX_REFUSALS, KvPrefix, RunPins
 from weft.workflow.run.planned_order import PlannedOrder
 from weft.workflow.run.planning import PlanSources, RunPlanner
 from weft.workflow.run.settings import NO_PLANS, PlanSettings
@@ -274,3 +275,18 @@ def test_settings_switch_each_thing_off() -> None:
 
 def test_counts_are_nothing_where_nothing_is_kept() -> None:
     assert PinCounts() == (0, 0, 0, 0, "")
+
+
+def test_a_plan_that_takes_over_all_uses_of_a_kept_prefix_keeps_it() -> None:
+    def pin(num_rows: int) -> PlannedPin:
+        return PlannedPin(pack_tokens(range(16)), "m", 0, None, {"a": ((0, num_rows),)})
+
+    pins = RunPins()
+    assert pins.plan([pin(2)], [0, 1], {0, 1}, {0, 1}) == []
+    (prefix,) = pins.has_started("a")
+    pins.was_retained(prefix, 16)
+    assert pins.has_settled(0, "a") == []
+    assert pins.plan([pin(1)], [1], {1}, {0, 1}) == []
+    assert pins.begins_with("a") == [prefix]
+    assert pins.has_started("a") == []  # it is kept already
+    assert pins.has_settled(1, "a") == [prefix]

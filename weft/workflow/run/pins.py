@@ -72,6 +72,7 @@ class RunPins:
     ) -> list[KvPrefix]:
         """A plan of these rows, in its order; `moved` are those of them that follow it, and no longer an earlier one.
         Returns what is not wanted any more."""
+        known = dict(self._prefixes)
         gone = self._without({*moved, *(row for row in self._of_row if row not in in_progress)})
         if self._is_off:
             return gone
@@ -81,11 +82,12 @@ class RunPins:
                 for first, end in ranges:
                     for row in rows[first:end]:
                         if row in moved:
-                            self._add(prefix, label, row)
+                            # What this plan wants again is kept as it was.
+                            self._add(prefix, label, row, known.get(prefix))
         return [prefix for prefix in gone if prefix not in self._prefixes]
 
-    def _add(self, prefix: KvPrefix, label: str, row: int) -> None:
-        pinned = self._prefixes.setdefault(prefix, _Pinned())
+    def _add(self, prefix: KvPrefix, label: str, row: int, before: _Pinned | None) -> None:
+        pinned = self._prefixes.setdefault(prefix, before or _Pinned())
         if label not in pinned.labels:
             pinned.labels.add(label)
             self._by_label.setdefault(label, []).append(prefix)
@@ -182,4 +184,5 @@ class RunPins:
         del self._prefixes[prefix]
         for label in pinned.labels:
             self._by_label[label].remove(prefix)
+        pinned.labels.clear()
         return True
