@@ -17,7 +17,7 @@ from weft.tokenizers.load import load_tokenizer
 from weft.workflow.actuals import RunActuals
 from weft.workflow.analysis.analyse import analyse
 from weft.workflow.analysis.objectives import OutputObjectives, WantedOutputs
-from weft.workflow.analysis.operators import TooManyOperators
+from weft.workflow.analysis.operators import TooLarge
 from weft.workflow.analysis.prompts import PromptTokens, TokensOf
 from weft.workflow.analysis.statistics import range_mistakes
 from weft.workflow.backend.prompt_tokens import EstimatedPrompts, TokenizerPrompts
@@ -108,7 +108,7 @@ def plan(
     options = PlanOptions(wanted=wanted, passes=passes, digest=digest(whole), pinned_part=pinned_part)
     try:
         analysed = analyse(runs, given, model, statistics or {}, tokens)
-    except TooManyOperators as error:
+    except TooLarge as error:
         raise InvalidRequest(f"this graph cannot be planned: {error}", "graph") from None
     try:
         return make_plan(analysed, made, options)

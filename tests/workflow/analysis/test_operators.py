@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from tests.workflow.random_graphs import graphs
 from tests.workflow.shapes import body, function, graph, llm, loop, mapped, pick, switch, text
 from weft.testing.word_tokens import WordTokens
-from weft.workflow.analysis.operators import Operator, Unrolled, unroll
+from weft.workflow.analysis.operators import Operator, TooLarge, Unrolled, unroll
 from weft.workflow.analysis.prompts import FIRST_MARK, template_of
 from weft.workflow.analysis.statistics import Statistics
 from weft.workflow.graph import graph_from_dict
@@ -270,3 +270,9 @@ def test_static_text_is_tokenized_between_values() -> None:
     tokens = WordTokens()
     assert template_of(f"a b{chr(FIRST_MARK)}{chr(FIRST_MARK + 3)} c", tokens) == (0, 1, -1, -4, 2)
     assert tokens.encoded == ["a b", " c"]
+
+
+def test_texts_that_double_are_bounded() -> None:
+    doubled = [text("t0", "{{q}}{{q}}"), *(text(f"t{n}", f"{{{{t{n - 1}}}}}{{{{t{n - 1}}}}}") for n in range(1, 60))]
+    with pytest.raises(TooLarge, match="Mi characters"):
+        unrolled(graph(*doubled, llm("a", "{{q}}"), outputs={"out": "t59", "a": "a"}))

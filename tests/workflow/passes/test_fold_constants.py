@@ -6,8 +6,9 @@ import pytest
 
 from tests.workflow.passes.fixtures import leaves, rewrites
 from tests.workflow.shapes import Json, body, function, graph, llm, loop, mapped, pick, switch, text
-from weft.workflow.passes import fold_constants
-from weft.workflow.passes.fold_constants import MAX_TEXT_CHARS
+from weft.workflow.graph import graph_from_dict, graph_to_dict
+from weft.workflow.passes import fold_constants, optimise
+from weft.workflow.passes.fold_constants import MAX_CONSTANT_CHARS, MAX_TEXT_CHARS
 
 
 def data(node_id: str, value: Any) -> Json:
@@ -162,3 +163,10 @@ def choice(node: Json) -> Json:
 def test_what_is_not_folded(raw: Json) -> None:
     """What fails has to fail for its row, what costs is not computed here, and a map stays a map."""
     leaves(fold_constants, raw)
+
+
+def test_constants_are_computed_within_a_bound() -> None:
+    texts = [text(f"t{n}", f"{n}{{{{d}}}}") for n in range(9)]
+    raw = graph(data("d", "x" * (MAX_CONSTANT_CHARS // 4)), *texts, outputs={f"t{n}": f"t{n}" for n in range(9)})
+    kinds = [node["op"] for node in graph_to_dict(optimise(graph_from_dict(raw)).graph)["nodes"]]
+    assert (kinds.count("data"), kinds.count("text")) == (3, 7)

@@ -47,8 +47,12 @@ MAX_OPERATORS = 500
 """Of a plan. Its time grows with their square: it is about a second of one core for so many."""
 
 
-class TooManyOperators(ValueError):
-    """A workflow has more operators than plans may have."""
+MAX_TEMPLATE_CHARS = 64 << 20
+"""Of all texts of a plan, each with the texts that it is made of: a few nodes that double a text have any number."""
+
+
+class TooLarge(ValueError):
+    """A workflow has more operators, or longer texts, than plans may have."""
 
 
 class Placeholder(NamedTuple):
@@ -147,7 +151,7 @@ def unroll(
     rows: Sequence[Mapping[str, Any]] | int = 1,
 ) -> Unrolled:
     """The operators of a canonical graph. `model` is that of nodes that name none; `rows` are those of the run, or how
-    many there are. Raises the errors of `tokens`, and `TooManyOperators`."""
+    many there are. Raises the errors of `tokens`, and `TooLarge`."""
     return _Unroll(tokens, statistics, model, rows).graph(graph)
 
 
@@ -158,6 +162,7 @@ class _Unroll:
         self._model = model
         self._rows = None if isinstance(rows, int) else rows
         self._num_rows = rows if isinstance(rows, int) else len(rows)
+        self._template_chars = 0
         self._operators: list[Operator] = []
         self._placeholders: list[Placeholder] = []
         self._fields: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -314,9 +319,7 @@ class _Unroll:
             text = tokens.chat(messages, node.request)
         number = len(self._operators)
         if number == MAX_OPERATORS:
-            raise TooManyOperators(
-                f"the workflow has more than {MAX_OPERATORS} calls of models a row, rounds of loops counted"
-            )
+            raise TooLarge(f"the workflow has more than {MAX_OPERATORS} calls of models a row, rounds of loops counted")
         template = template_of(text, tokens)
         output_tokens = self._statistics.output_tokens(path, node.request)
         self._operators.append(
@@ -464,6 +467,12 @@ class _Unroll:
                 filled += without_marks(part)
             else:
                 value = self._follow(scope, part)
+                self._template_chars += len(value.text)
+                if self._template_chars > MAX_TEMPLATE_CHARS:
+                    raise TooLarge(
+                        f"the texts of the workflow have more than {MAX_TEMPLATE_CHARS >> 20} Mi characters, those "
+                        "that they are made of included"
+                    )
                 filled += value.text
                 needs |= value.needs
         return filled, frozenset(needs)

@@ -31,6 +31,8 @@ from weft.workflow.graph.templates import Reference, Template, parse_template
 from weft.workflow.graph.values import RowError
 from weft.workflow.passes.base import Lookup, PassResult, UnknownValueError, body_of, nothing_cached, result
 
+MAX_CONSTANT_CHARS = 16 << 20
+"""Of all constants of a graph, as text; beyond it none is computed, and rows do that."""
 MAX_TEXT_CHARS = 65_536
 """A longer text is not put into templates: each would have a copy."""
 
@@ -45,6 +47,8 @@ class _Folder:
 
     def __init__(self) -> None:
         self._constants: dict[str, Any] = {}
+        self._num_chars = 0
+        """Of the constants, as text."""
         self._taken: dict[str, Body] = {}
         """Switches by a constant -> the case that is taken."""
 
@@ -84,6 +88,9 @@ class _Folder:
                 value = values.join(args["of"], args.get("separator", JOIN_SEPARATOR), node)
             case _:
                 raise UnknownValueError
+        self._num_chars += len(values.text_of(value))
+        if self._num_chars > MAX_CONSTANT_CHARS and not isinstance(node, DataNode):
+            raise UnknownValueError
         self._constants[node.id] = value
         return (DataNode(id=node.id, value=value),)
 
