@@ -7,9 +7,11 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.server.conftest import RunningServer, ids, running
@@ -17,6 +19,8 @@ from tests.server.test_disconnect import connect, head_of
 from tests.workflow.shapes import Json, function, graph, llm, mapped, text
 from tests.workflow.shapes import body as body_of
 from weft.config import WorkflowsConfig
+from weft.store.database import Database
+from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
 from weft.workflow.run.planning import RunPlanner
 from weft.workflow.service.service import WorkflowService
 
@@ -437,3 +441,16 @@ def test_answers_are_those_of_the_endpoint(stepped: RunningServer) -> None:
         stepped.on_loop(lambda: stepped.engine.step(20))
         assert run.result(60)["results"]["data"][0]["outputs"] == {"out": "hello"}
         assert_nothing_left(stepped)
+
+
+def test_an_answer_that_a_shorter_context_cut_is_not_that_of_a_longer_one(tmp_path: Path) -> None:
+    ask = graph(llm("a", "Say {{q}}", temperature=0))  # as much as the context has room for
+    lengths = []
+    for context in (48, 400):
+        engine = FakeEngine(msgspec.structs.replace(DEFAULT_INFO, max_context=context))
+        made = lambda models: WorkflowService(models, database=Database(tmp_path))  # noqa: E731
+        with running(engine=engine, workflows=made) as server, server.http() as client:
+            run = start(client, ask, [{"q": "x"}])
+            assert run["workflow"]["calls"]["cached_calls"] == 0
+            lengths.append(len(run["results"]["data"][0]["outputs"]["out"]))
+    assert lengths[0] < 48 < lengths[1]

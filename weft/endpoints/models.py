@@ -45,7 +45,7 @@ class ServedModel:
         self.created = int(time.time())
         self.max_waiting = max_waiting
         self.stamp = stamp
-        """Returns what tells the weights from others, when they are there."""
+        """Returns what tells the weights and defaults of sampling from others, when they are there."""
 
 
 class ActiveModel:
@@ -95,9 +95,11 @@ class ActiveModel:
 
     @property
     def weights(self) -> str:
-        """What answers depend on besides requests: weights and precision. Raises `EngineDead` while the engine
-        starts."""
-        return f"{self.root} {self._stamp()} {self.engine.info.dtype}"
+        """What answers depend on besides requests: weights and precision, the longest answer, and the parsers of its
+        text. Raises `EngineDead` while the engine starts."""
+        info, dialect = self.engine.info, self.dialect
+        parsers = f"{dialect.tool_form} {dialect.reasoning}"
+        return f"{self.root} {self._stamp()} {info.dtype} {info.max_context} {parsers}"
 
     @property
     def max_context(self) -> int:

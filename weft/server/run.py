@@ -89,9 +89,10 @@ def prepare(configs: Sequence[Config]) -> Assemble:
 
 
 def weights_stamp(engine: EngineConfig) -> str:
-    """What tells the weights of an engine from others. Raises `ModelLoadError` where they are gone."""
+    """What tells the weights of an engine, and its defaults of sampling, from others. Raises `ModelLoadError` where
+    they are gone."""
     path = find_model(engine.model, engine.revision, files=(), offline=True)
-    return f"{file_stamp(path)} {engine.quantization}"
+    return f"{file_stamp(path)} {engine.quantization} {engine.quantized_blocks} {engine.generation_config}"
 
 
 class Server(uvicorn.Server):
