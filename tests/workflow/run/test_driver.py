@@ -343,6 +343,23 @@ def test_values_that_double_fail_their_row(node: Callable[[str, str], Json], mon
     assert short[0].failure is None
 
 
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"id": "n", "op": "list", "of": [f"{number}{{{{q}}}}" for number in range(20)]},
+        function("n", "given", **{f"a{number}": f"{number}{{{{q}}}}" for number in range(20)}),
+        {"id": "n", "op": "llm", "messages": [{"role": "user", "content": f"{n}{{{{q}}}}"} for n in range(20)]},
+    ],
+    ids=["list", "arguments", "messages"],
+)
+def test_the_texts_of_a_node_are_bounded_together(node: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.workflow.graph.values.MAX_VALUE_CHARS", 1000)
+    failure = run(graph(node), [{"q": "x" * 100}])[0].failure
+    assert failure is not None
+    assert "Mi characters as text" in str(failure.error)
+    assert failure.error.__traceback__ is None  # it would hold the texts
+
+
 def test_a_function_that_spins_fails_its_row_and_holds_nothing_up() -> None:
     """Its thread goes on: nothing can end it but the function."""
     may_end, has_ended = threading.Event(), threading.Event()

@@ -161,18 +161,26 @@ def _within(num_chars: int) -> int:
 
 
 def fill_values(values: Any, value_of: ValueOf) -> Any:
-    """JSON whose strings are templates, filled. One that is a single reference becomes the value as it is."""
+    """JSON whose strings are templates, filled. One that is a single reference becomes the value as it is. Raises
+    `RowError` where the others come to more than `MAX_VALUE_CHARS`."""
+    total = 0
 
     def filled(template: str) -> Any:
+        nonlocal total
         alone = parse_template(template).alone
-        return fill(template, value_of) if alone is None else value_of(alone)
+        if alone is not None:
+            return value_of(alone)
+        text = fill(template, value_of)
+        total = _within(total + len(text))
+        return text
 
     return map_strings(values, filled)
 
 
 def chat_messages(node: LlmNode, value_of: ValueOf) -> tuple[Mapping[str, Any], ...]:
     """The messages of a call, a conversation that it goes on with first; empty for a call with a prompt. Raises
-    `RowError` where there is no conversation to go on with."""
+    `RowError` where there is no conversation to go on with, and for texts of more than `MAX_VALUE_CHARS` together."""
+    total = 0
     found: list[Mapping[str, Any]] = []
     for message in node.messages or ():
         if message.chat is not None:
@@ -183,7 +191,9 @@ def chat_messages(node: LlmNode, value_of: ValueOf) -> tuple[Mapping[str, Any], 
             found += before.messages
         else:
             filled = msgspec.to_builtins(message)
-            found.append({**filled, "content": fill(message.content or "", value_of)})
+            content = fill(message.content or "", value_of)
+            total = _within(total + len(content))
+            found.append({**filled, "content": content})
     return tuple(found)
 
 

@@ -123,7 +123,8 @@ class Evaluation:
             self._costs.evaluate(frame.row)
             self._evaluate(frame, node)
         except (RowError, LimitExceeded) as error:
-            self._settle(frame, name, RowFailure(frame.path + name, error))
+            # Without the frames of its traceback, which hold the value that was refused.
+            self._settle(frame, name, RowFailure(frame.path + name, error.with_traceback(None)))
 
     def _evaluate(self, frame: Frame, node: AnyNode) -> None:
         def value_of(reference: Reference) -> Any:
