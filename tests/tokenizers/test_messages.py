@@ -59,7 +59,7 @@ def test_forms(message: dict[str, object], expected: dict[str, object]) -> None:
     assert one(**message) == expected
 
 
-@pytest.mark.parametrize("arguments", ["null", "[]", "5", '"x"', " ", "{", "true"])
+@pytest.mark.parametrize("arguments", ["null", "[]", "5", '"x"', " ", "{", "true", 2000 * '{"a":'])
 def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
     messages = normalize(
         [{"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": arguments}}]}]

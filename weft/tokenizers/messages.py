@@ -175,7 +175,7 @@ def _arguments(value: object, path: str) -> Any:
         raise InvalidRequest(f"{path} must be a string or an object, got {_kind(value)}", path)
     try:
         arguments = msgspec.json.decode(value)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return value
     return arguments if isinstance(arguments, dict) else value
 
