@@ -24,6 +24,7 @@ PINNED_PART = 0.25
 """Part of each engine's pages that pins of plans may hold, unless a user says another."""
 MAX_PINNED_PART = 0.5
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s?#@]+")
+_HOST = re.compile(r"\[?(?:[0-9A-Fa-f]*:){2}[0-9A-Fa-f:.%]*\]?|[^\[\]:/?#@\\\s]+")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
@@ -226,8 +227,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     that none is closed while they reuse it."""
     cors_origins: list[str] = []
     allowed_hosts: list[str] = []
-    """Permitted values of `Host`, besides local ones; `*`: any. Empty: only local ones if the server listens on
-    loopback without keys, otherwise any."""
+    """Permitted values of `Host`, without the port, besides local ones; `*`: any. Empty: only local ones if the server
+    listens on loopback without keys, otherwise any."""
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     drain_s: float = 30.0
@@ -267,6 +268,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(
                     f"cors_origins has {origin!r}; an origin is a scheme and a host, such as https://app.example or "
                     "http://localhost:3000, without a path; *: any"
+                )
+        for host in self.allowed_hosts:
+            if not _HOST.fullmatch(host):
+                raise ConfigError(
+                    f"allowed_hosts has {host!r}; a host is a name or an address without a port, such as app.example; "
+                    "*: any"
                 )
 
 

@@ -39,6 +39,7 @@ def test_foreign_hosts_are_refused_on_loopback() -> None:
             assert error["code"] == "host_not_allowed"
             assert "allowed_hosts" in error["message"]
             assert repr(host) in error["message"]
+        assert "'evil.example'" in error_of(get(server, "evil.example:8000"), 403)["message"]
 
 
 def test_pages_of_foreign_origins_are_refused_on_loopback() -> None:
@@ -59,6 +60,9 @@ def test_hosts_that_are_allowed() -> None:
         assert get(server, "WEFT.LAN", origin="http://weft.lan:1234").status_code == 200
         assert get(server, "localhost").status_code == 200
         assert get(server, "other.lan").status_code == 403
+    with running(allowed_hosts=["Weft.LAN.", "[fe80::1]"]) as server:
+        assert {get(server, host).status_code for host in ("weft.lan", "WEFT.lan:80", "[FE80::1]:80")} == {200}
+        assert {get(server, host).status_code for host in ("", "[", "lan", "[fe80::2]")} == {403}
     with running(allowed_hosts=["*"]) as server:
         assert get(server, "evil.example", origin="http://evil.example").status_code == 200
 

@@ -27,6 +27,7 @@ class HostMiddleware:
         self._app = app
         self._config = config
         is_trusting = _is_local(config.host) and not config.api_keys
+        self._allowed = {_normal(host) for host in config.allowed_hosts}
         self._checks_hosts = ANY not in config.allowed_hosts and (is_trusting or bool(config.allowed_hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,11 +41,12 @@ class HostMiddleware:
         await self._app(scope, receive, send)
 
     def _check_host(self, host: str) -> None:
-        if not self._knows(_name_in(host)):
+        name = _without_port(host)
+        if not self._knows(name):
             raise HttpProblem(
                 403,
-                f"This server does not answer requests for the host {host[:100]!r}. Send them to localhost, or start "
-                "the server with this name in server.allowed_hosts (--allowed-host).",
+                f"This server does not answer requests for the host {(name or host)[:100]!r}. Send them to "
+                "localhost, or start the server with this name in server.allowed_hosts (--allowed-host).",
                 code="host_not_allowed",
             )
 
@@ -52,7 +54,7 @@ class HostMiddleware:
         allowed = self._config.cors_origins
         page = origin.partition("://")[2]
         is_own = page == host  # `host` was checked before, if hosts are checked
-        if is_own or origin in allowed or ANY in allowed or (self._checks_hosts and self._knows(_name_in(page))):
+        if is_own or origin in allowed or ANY in allowed or (self._checks_hosts and self._knows(_without_port(page))):
             return
         raise HttpProblem(
             403,
@@ -62,7 +64,8 @@ class HostMiddleware:
         )
 
     def _knows(self, name: str) -> bool:
-        return _is_local(name) or name in self._config.allowed_hosts
+        name = _normal(name)
+        return _is_local(name) or name in self._allowed
 
 
 def _header(scope: Scope, wanted: bytes) -> str | None:
@@ -70,10 +73,14 @@ def _header(scope: Scope, wanted: bytes) -> str | None:
     return None if found is None else found.decode("latin-1")
 
 
-def _name_in(authority: str) -> str:
-    """The host name in `name`, `name:port` or `[address]:port`, in lower case; empty for any other form."""
+def _without_port(authority: str) -> str:
+    """The `name` or `[address]` in `name`, `name:port` or `[address]:port`; empty for any other form."""
     found = _AUTHORITY.fullmatch(authority)
-    return "" if found is None else found[1].strip("[]").lower().rstrip(".")
+    return "" if found is None else found[1]
+
+
+def _normal(name: str) -> str:
+    return name.strip("[]").lower().rstrip(".")
 
 
 def _is_local(name: str) -> bool:
