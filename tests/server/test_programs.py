@@ -184,6 +184,14 @@ def test_requests_that_cannot_be(server: RunningServer, fields: dict[str, Any], 
     assert answer.json()["error"]["param"] == param
 
 
+def test_the_operator_bounds_limits_that_a_run_does_not_ask_for() -> None:
+    with running(programs=ProgramsConfig(max_cpu_s=10.0, max_wall_s=0.05)) as server:
+        for limits in ({}, {"cpu_s": 5}):
+            error = server.post("/v1/runs", {"source": FOREVER, "limits": limits}).json()["error"]
+            assert (error["kind"], error["param"]) == ("limit_exceeded", "wall_s")
+        assert server.post("/v1/runs", {"source": ADD, "limits": {"cpu_s": 20}}).status_code == 400
+
+
 def test_null_is_a_message(server: RunningServer) -> None:
     run = server.post("/v1/runs", {"source": ECHO, "args": 7, "background": True}).json()
     assert server.post(f"/v1/runs/{run['id']}/messages", {"message": None}).status_code == 200

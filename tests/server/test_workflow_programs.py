@@ -124,6 +124,12 @@ def test_a_source_that_spins_is_ended() -> None:
         assert_no_runs(server)
 
 
+def test_the_operator_bounds_limits_that_nodes_do_not_ask_for() -> None:
+    with running(programs=ProgramsConfig(max_cpu_s=10.0)) as server, server.http() as client:
+        upload(client, "add", ADD)
+        assert outputs(start(client, graph(program("sum", "add", {"numbers": "{{q}}"})), [{"q": [1, 2]}])) == {0: 3}
+
+
 def test_programs_end_with_the_run_that_waits_for_them(shared: RunningServer, client: httpx.Client) -> None:
     upload(client, "waits", WAITS)
     run = start(client, graph(program("p", "waits", None)), [{"q": 1}, {"q": 2}], background=True)["id"]

@@ -144,15 +144,16 @@ class ServedPrograms:
         return code
 
     def limits(self, asked: dict[str, Any]) -> Limits:
-        """Check and convert the limits of a request. Raises `InvalidRequest`, naming the limit."""
+        """Check and convert the limits of a request; those not asked for are at most the operator's. Raises
+        `InvalidRequest`, naming the limit."""
         try:
             limits = msgspec.convert(asked, Limits)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"limits: {error}.", "limits") from None
         for name, value in self._most().items():
-            if getattr(limits, name) > value:
+            if name in asked and getattr(limits, name) > value:
                 raise InvalidRequest(f"limits.{name} may be at most {value:g} on this server.", f"limits.{name}")
-        return limits
+        return self.bounded(limits)
 
     def bounded(self, limits: Limits) -> Limits:
         """These limits, or the operator's where those are smaller."""
