@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import builtins
 import itertools
 import json
 import os
 import textwrap
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,7 @@ from tests.server.conftest import RunningServer, running
 from tests.server.test_requests import error_of
 from weft.abi.errors import ConfigError
 from weft.config import ProgramsConfig
+from weft.programs.run.runs import Run
 from weft.programs.sandbox import checker
 
 ECHO = """
@@ -381,6 +384,29 @@ def test_a_drain_gives_runs_their_time() -> None:
         history = server.service.programs.history
         server.join()
         assert history.runs("")[0].result == b'"go"'
+
+
+def test_a_run_that_is_being_launched_as_a_drain_begins_gets_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(drain_s=60.0) as server, server.http() as client:
+        programs, began, go = server.service.programs, threading.Event(), asyncio.Event()
+        launch = programs.launch
+
+        async def late(*args: Any) -> Run:
+            began.set()
+            await go.wait()
+            return await launch(*args)
+
+        monkeypatch.setattr(programs, "launch", late)
+        with ThreadPoolExecutor(1) as pool:
+            posted = pool.submit(server.post, "/v1/runs", {"source": FOREVER, "background": True})
+            assert began.wait(60)
+            server.server.loop.call_soon_threadsafe(server.server.begin_drain)
+            server.wait_until(lambda: server.service.draining)
+            server.on_loop(go.set)
+            run = posted.result().json()["id"]
+        assert client.post(f"/v1/runs/{run}/messages", json={"message": "go"}).status_code == 200
+        server.join()
+        assert programs.history.runs("")[0].result == b'"go"'
 
 
 def test_a_drain_ends_runs_that_outlast_it() -> None:

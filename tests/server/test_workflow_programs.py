@@ -165,6 +165,26 @@ def test_what_a_program_gave_is_not_computed_again_after_a_crash(tmp_path: Path)
         assert [each["kind"] for each in client.get("/v1/runs").json()["data"]] == ["workflow"]
 
 
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_rows_whose_programs_a_shutdown_ends_go_on_with_the_next_server(tmp_path: Path, by_signal: bool) -> None:
+    raw = graph(source("f", WAITS))
+    with running(workflows=on(tmp_path), drain_s=60.0 if by_signal else 0.0) as server, server.http() as client:
+        run = start(client, raw, [{"q": 1}, {"q": 2}], background=True)["id"]
+        history = server.service.programs.history
+        server.wait_until(lambda: [one.status for one in history.active()] == ["running"] * 2)
+        if by_signal:
+            server.on_loop(server.server.begin_drain)
+        server.stop()
+    with running(workflows=on(tmp_path)) as server, server.http() as client:
+        history = server.service.programs.history
+        server.wait_until(lambda: [one.status for one in history.active()] == ["running"] * 2)
+        for one in list(history.active()):
+            client.post(f"/v1/runs/{one.id}/messages", json={"message": "done"})
+        settled(server, run)
+        ended = client.get(f"/v1/runs/{run}").json()
+        assert (ended["status"], ended["workflow"]["done"], ended["workflow"]["failed"]) == ("finished", 2, 0)
+
+
 def test_in_sessions(shared: RunningServer, client: httpx.Client) -> None:
     upload(client, "add", ADD)
     nodes = [

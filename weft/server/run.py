@@ -105,6 +105,7 @@ class Server(uvicorn.Server):
         self._drain_s = config.drain_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
+        self._interruption: asyncio.Task[None] | None = None
         self._signalled_s = -math.inf
         self._send_timeout_s = config.send_timeout_s
         self._stalled: StalledConnections[Protocols] = StalledConnections(config.send_timeout_s)
@@ -140,7 +141,7 @@ class Server(uvicorn.Server):
         if self._drain is None:
             self._drain = asyncio.create_task(self._drain_and_exit())
         elif not self.should_exit:
-            self._service.interrupt_all()
+            self._interruption = asyncio.create_task(self._service.interrupt_all())
             self.should_exit = True
         else:
             self._cut_connections()

@@ -164,16 +164,18 @@ class Service:
         logger.info("draining: %d requests under way, at most %g s", self.num_active, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                await self.programs.idle()
                 await self._idle.wait()
+                await self.programs.idle()  # after the requests, which launch runs
                 await self.sessions.idle()
         except TimeoutError:
-            self.interrupt_all()
+            await self.interrupt_all()
 
-    def interrupt_all(self) -> None:
-        """End every running request with `Draining`, and cancel every run."""
-        self.programs.cancel_all("the server shut down before this run was done")
+    async def interrupt_all(self) -> None:
+        """End every running request with `Draining`, stop runs of workflows where they are, and cancel every run of a
+        program."""
         if self._interrupts:
             logger.warning("interrupting %d requests that outlasted the drain", len(self._interrupts))
         for interrupt in list(self._interrupts):
             interrupt(Draining("The server shut down before this request was done; send it again."))
+        await self.workflows.runs.close()  # a row whose program is cancelled would fail
+        self.programs.cancel_all("the server shut down before this run was done")
