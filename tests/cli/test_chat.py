@@ -118,13 +118,13 @@ def test_a_server_is_asked_for_its_model_and_streamed():
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "served"}]})
         bodies.append(json.loads(request.content))
-        events = [{"choices": [{"delta": {"role": "assistant"}}]}, {"choices": [{"delta": {"content": "hi"}}]}]
-        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+        events = [{"choices": [{"delta": {"role": "assistant"}}]}, {"choices": [{"delta": {"content": "h\u2028i"}}]}]
+        text = "".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events) + "data: [DONE]\n\n"
         return httpx.Response(200, text=text)
 
     talker = remote(handler)
     assert talker.name == "served"
-    assert list(talker.reply([{"role": "user", "content": "x"}], {"max_tokens": 3})) == ["hi"]
+    assert list(talker.reply([{"role": "user", "content": "x"}], {"max_tokens": 3})) == ["h\u2028i"]
     assert bodies[0]["model"] == "served"
     assert (bodies[0]["stream"], bodies[0]["max_tokens"]) == (True, 3)
 

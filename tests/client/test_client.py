@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,20 @@ def test_runs(client: Client) -> None:
         client.runs.get(run.id)
     waiting = client.programs.start(source=FOREVER)
     assert client.runs.cancel(waiting.id).status == "cancelled"
+
+
+def test_separators_of_lines_and_paragraphs_in_texts(server: RunningServer, client: Client) -> None:
+    text = "one\u2028two\u2029three\u0085four"
+    events = list(client.programs.stream(source=ECHO, args=1, messages=[text]))
+    assert events[2].message == {"heard": text}
+    run = client.programs.start(source=f"async def main(args):\n    return {text!a}\n")
+    assert client.runs.wait(run.id).result == text
+
+    async def asynchronously() -> Any:
+        async with AsyncClient(server.url, api_key="key") as aclient:
+            return [event async for event in aclient.runs.messages(run.id)][-1].run
+
+    assert asyncio.run(asynchronously()).result == text
 
 
 def test_a_run_that_fails(client: Client) -> None:

@@ -290,6 +290,28 @@ def test_a_lost_connection_goes_on_behind_the_last_result(client: Client, monkey
     assert afters == ["0", "2", "4", "6"]
 
 
+def test_an_event_that_cannot_be_read_ends_the_run(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.0)
+    afters: list[str] = []
+
+    class Failing:
+        def workflow_server(self) -> Any:
+            return self
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(client.workflows, name)
+
+        def events(self, run_id: str, after: str = "0") -> Any:
+            afters.append(after)
+            assert len(afters) <= remote.MAX_LOST + 1
+            yield next(client.workflows.events(run_id, after))
+            raise WeftError("this event cannot be read")
+
+    with pytest.raises(WeftError, match="this event cannot be read"):
+        tell.run(ROWS, on=Failing())
+    assert afters == ["0"] * (remote.MAX_LOST + 1)
+
+
 def test_the_client_s_own_methods(client: Client) -> None:
     graph = weft.flow(lambda topic: ops.text(f"<{topic}>"))
     stored = client.workflows.create(graph, "mine")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.abi.errors import WeftError
 from weft.config import EMBEDDED_MODEL
+from weft.core.lines import lines_of
 
 if TYPE_CHECKING:
     import httpx
@@ -95,7 +96,7 @@ class RemoteTalker:
                 if response.status_code != httpx.codes.OK:
                     response.read()
                     raise WeftError(_problem(response))
-                for line in response.iter_lines():
+                for line in lines_of(response.iter_bytes()):
                     yield from _pieces(line)
         except httpx.HTTPError as error:
             raise WeftError(f"{self._url} does not answer: {error}") from error

@@ -14,6 +14,7 @@ from weft.client import protocol
 from weft.client.protocol import ApiCall
 from weft.client.values import Program, Run, RunEvent, SessionPage
 from weft.client.workflows import AsyncWorkflows
+from weft.core.lines import async_lines_of
 
 E = TypeVar("E")
 
@@ -52,7 +53,7 @@ class AsyncClient:
                 if not response.is_success:
                     await response.aread()
                     protocol.checked(response)
-                async for line in response.aiter_lines():
+                async for line in async_lines_of(response.aiter_bytes()):
                     event = read(line)
                     if event is not None:
                         yield event

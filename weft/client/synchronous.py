@@ -14,6 +14,7 @@ from weft.client import protocol
 from weft.client.protocol import ApiCall
 from weft.client.values import Program, Run, RunEvent, SessionPage
 from weft.client.workflows import Workflows
+from weft.core.lines import lines_of
 
 E = TypeVar("E")
 
@@ -56,7 +57,7 @@ class Client:
                 if not response.is_success:
                     response.read()
                     protocol.checked(response)
-                for line in response.iter_lines():
+                for line in lines_of(response.iter_bytes()):
                     event = read(line)
                     if event is not None:
                         yield event

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from weft.workflow.explain.report import Explanation
 
 MAX_LOST = 8
-"""Connections lost one after the other, after which this process gives up."""
+"""Connections lost one after the other, without a new event, after which this process gives up."""
 FIRST_PAUSE_S = 0.2
 """Between two attempts; each is twice as long as the one before."""
 MAX_PAUSE_S = 5.0
@@ -142,7 +142,8 @@ class ServerRun:
                 try:
                     with closing(self._server.events(run_id, last)) as events:
                         for event in events:
-                            lost, last = 0, event.id
+                            if event.id != last:
+                                lost, last = 0, event.id
                             if event.row is not None:
                                 result = _result(event.row)
                                 yield from self._rest(result)

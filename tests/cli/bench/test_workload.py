@@ -139,7 +139,7 @@ class TestRandom:
 class TestFiles:
     def read(self, tmp_path: Path, *rows: object) -> list[BenchRequest]:
         file = tmp_path / "requests.jsonl"
-        file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+        file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
         return read_requests(file, fixed(7), seed=0)
 
     def test_what_a_line_may_be(self, tmp_path: Path):
@@ -149,11 +149,13 @@ class TestFiles:
             tmp_path,
             {"prompt": "a text"},
             "",
+            '{"prompt": "one\u2028two"}',
             {"prompt": [1, 2], "max_tokens": 3, "temperature": 0.5},
             {"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body": body},
         )
         assert found == [
             BenchRequest("a text", 7),
+            BenchRequest("one\u2028two", 7),
             BenchRequest([1, 2], 3, {"temperature": 0.5}),
             BenchRequest(chat, 5, {"seed": 3}),
         ]

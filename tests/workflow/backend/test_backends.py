@@ -189,6 +189,13 @@ def test_errors_of_servers(backend: OpenAIBackend, kind: type[WeftError], messag
         assert error.retry_after_s == 9
 
 
+def test_an_answer_may_have_separators_of_lines() -> None:
+    text = "one\u2028two\u0085"
+    choice = {"delta": {"content": text}, "finish_reason": "stop"}
+    event = json.dumps({"choices": [choice]}, ensure_ascii=False)
+    assert answered(replying(200, f"data: {event}\n\ndata: [DONE]\n\n".encode()), SAY).text == text
+
+
 @pytest.mark.parametrize(
     ("text", "schema", "mistake"),
     [

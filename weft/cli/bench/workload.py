@@ -155,7 +155,7 @@ def read_requests(file: Path, outputs: Lengths, seed: int) -> list[BenchRequest]
     """
     draw = random.Random(f"file {seed}")
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise WeftError(f"{file} cannot be read: {error}") from error
     requests = [_read_line(file, number, line, outputs, draw) for number, line in enumerate(lines, 1) if line.strip()]

@@ -10,6 +10,7 @@ import httpx
 import msgspec
 
 from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, Unsupported, WeftError
+from weft.core.lines import async_lines_of
 from weft.workflow.backend.gathered import GatheredAnswer
 from weft.workflow.backend.token_parts import parts_of, pieces_of
 from weft.workflow.graph.schema_check import schema_mistake, unchecked_keywords
@@ -191,7 +192,7 @@ class OpenAIBackend:
             async with self._http.stream("POST", path, json=body) as response:
                 if response.is_error:
                     raise refused(response.status_code, response.headers, await response.aread())
-                async for line in response.aiter_lines():
+                async for line in async_lines_of(response.aiter_bytes()):
                     if not line.startswith("data:") or line == "data: [DONE]":
                         continue
                     event = _event(line.removeprefix("data:"))
