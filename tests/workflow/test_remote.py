@@ -258,6 +258,9 @@ def test_an_interrupted_run_goes_on(client: Client, tmp_path: Path) -> None:
         other.run(ROWS, on=client, out=out)
     with pytest.raises(ConfigError, match="is not of a run of a workflow"):
         other.run(ROWS, on=client.url, out=out)
+    for options in ({"model": "another"}, {"limits": RunLimits(calls=100)}):
+        with pytest.raises(ConfigError, match="another model or other limits"):
+            tell.run(ROWS, on=client, out=out, **options)
     results = tell.run(ROWS, on=Stopping(1000), out=out)
     assert sorted(json.loads(line)["row"] for line in out.read_text().splitlines()) == list(range(6))
     assert len(results) == 6
@@ -265,7 +268,14 @@ def test_an_interrupted_run_goes_on(client: Client, tmp_path: Path) -> None:
     assert not Path(f"{out}.run").exists()
 
 
-def test_a_lost_connection_goes_on_behind_the_last_result(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [WeftError("the connection was lost"), ServerError(502, "Bad Gateway"), ServerError(200, "The server shut down.")],
+    ids=["connection", "proxy", "drain"],
+)
+def test_a_lost_connection_goes_on_behind_the_last_result(
+    client: Client, monkeypatch: pytest.MonkeyPatch, error: WeftError
+) -> None:
     monkeypatch.setattr("weft.workflow.remote.FIRST_PAUSE_S", 0.0)
     afters: list[str] = []
 
@@ -283,7 +293,7 @@ def test_a_lost_connection_goes_on_behind_the_last_result(client: Client, monkey
                 yield event
                 rows += event.row is not None
                 if rows == 2:
-                    raise WeftError("the connection was lost")
+                    raise error
 
     results = tell.run(ROWS, on=Losing())
     assert [result["loud"] for result in results] == [f"TOPIC {number}" for number in range(6)]

@@ -30,7 +30,7 @@ from weft.workflow.graph.streamed import check_streamed
 from weft.workflow.run.feed import CallStarted, RunNews, TextDelta, TextKey
 from weft.workflow.run.folder import held_folder
 from weft.workflow.run.functions import FUNCTION_TIMEOUT_S, called_function, value_from
-from weft.workflow.run.instructions import AwaitExternal, TaskName
+from weft.workflow.run.instructions import AwaitExternal, RunLimits, TaskName
 from weft.workflow.run.results import RowMistake, RowResult
 from weft.workflow.run.settings import plan_settings
 from weft.workflow.run.value_errors import kind_of
@@ -92,6 +92,15 @@ class _KeptRun(msgspec.Struct, frozen=True):
     run: str
     graph: str
     rows: str
+    model: str | None = None
+    limits: RunLimits | None = None
+
+
+def _is_refusal(error: WeftError) -> bool:
+    """Whether a server has refused a request for good. Other errors say nothing of the run: no connection, a server
+    that ends or is busy, a proxy without one."""
+    status = getattr(error, "status", None) or 0
+    return 400 <= status < 500 and status != 429
 
 
 class ServerRun:
@@ -156,7 +165,7 @@ class ServerRun:
                     if ended is None:
                         raise WeftError("the stream of the run's events ended before the run did")
                 except WeftError as error:
-                    if getattr(error, "status", None) is not None or lost == MAX_LOST:
+                    if _is_refusal(error) or lost == MAX_LOST:
                         raise
                     time.sleep(FIRST_PAUSE_S * 2**lost)
                     lost += 1
@@ -178,10 +187,10 @@ class ServerRun:
         with held_folder(folder):
             if (folder / FILE).exists():
                 kept = msgspec.json.decode((folder / FILE).read_bytes(), type=_KeptRun)
-                if (kept.graph, kept.rows) != self._description():
+                if kept != self._kept(kept.run):
                     raise ConfigError(
-                        f"another run was interrupted here, with another graph or other rows: finish that run, remove "
-                        f"{folder}, or choose another file"
+                        "another run was interrupted here, with another graph, other rows, another model or other "
+                        f"limits: finish that run, remove {folder}, or choose another file"
                     )
                 self._run_id = kept.run
             elif any(folder.iterdir()):
@@ -220,15 +229,16 @@ class ServerRun:
         )
         run_id: str = run.id
         if self._folder is not None:
-            kept = msgspec.json.encode(_KeptRun(run_id, *self._description()))
+            kept = msgspec.json.encode(self._kept(run_id))
             temporary = self._folder / f"{FILE}.new"
             temporary.write_bytes(kept)
             temporary.replace(self._folder / FILE)
         return run_id
 
-    def _description(self) -> tuple[str, str]:
-        """Digests of the graph and of the rows. Reads the rows."""
-        return digest(self.graph), rows_digest(self.rows)
+    def _kept(self, run_id: str) -> _KeptRun:
+        """What tells this run from others. Reads the rows."""
+        options = self._options
+        return _KeptRun(run_id, digest(self.graph), rows_digest(self.rows), options.get("model"), options.get("limits"))
 
     def _count(self, event: Any) -> None:
         progress = event.progress or (event.run.workflow if event.run is not None else None)
@@ -298,7 +308,7 @@ class ServerRun:
                 status = getattr(error, "status", None)
                 if status == 400 and "value" in given:
                     given = {"error": error.message, "kind": error.kind}
-                elif status is None or status == 429 or status >= 500:
+                elif not _is_refusal(error):
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, MAX_PAUSE_S)
                 else:
