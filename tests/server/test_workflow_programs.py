@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +19,9 @@ from tests.server.test_workflow_restart import on, settled
 from tests.server.test_workflow_runs import ALICE, BOB, create, start
 from tests.workflow.shapes import Json, body, graph, llm, mapped
 from weft.config import ProgramsConfig
+from weft.programs.registry import Registry
+from weft.server.programs import ServedPrograms
+from weft.server.workflow_programs import ServedProgramRunner
 from weft.store.database import FILE
 
 ADD = "async def main(args):\n    return sum(args['numbers'])\n"
@@ -206,6 +212,26 @@ def test_in_sessions(shared: RunningServer, client: httpx.Client) -> None:
     shared.wait_until(lambda: [one.status for one in history.active()] == ["running"])
     client.delete("/v1/sessions/s")
     shared.wait_until(lambda: not list(history.active()))
+
+
+def test_sources_that_were_checked_are_not_kept() -> None:
+    class Host:
+        def charge(self, tenant: str, cpu_s: float) -> None:
+            pass
+
+        async def close(self) -> None:
+            pass
+
+    async def test() -> None:
+        programs = ServedPrograms(ProgramsConfig(), Registry(), lambda programs: Host())
+        runner = ServedProgramRunner(programs, SimpleNamespace(find=lambda name: None))
+        text = SHOUT + "# a text of its own"
+        before = sys.getrefcount(text)
+        await runner.check("t", None, text, None)
+        assert sys.getrefcount(text) == before
+        await programs.close()
+
+    asyncio.run(test())
 
 
 def test_metrics_of_runs(shared: RunningServer, client: httpx.Client) -> None:

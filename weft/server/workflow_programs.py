@@ -16,9 +16,6 @@ from weft.programs.types import Caller
 from weft.server.programs import ServedPrograms
 from weft.workflow.service.programs import ProgramCall
 
-MAX_CHECKED_SOURCES = 1000
-"""Sources that were found to be programs; they are not compiled again for each row."""
-
 
 class ServedProgramRunner:
     """A `weft.workflow.service.programs.ProgramRunner`. Used from one event loop."""
@@ -26,8 +23,6 @@ class ServedProgramRunner:
     def __init__(self, programs: ServedPrograms, models: Models):
         self._programs = programs
         self._models = models
-        self._sources: dict[tuple[str, str], Code] = {}
-        """By tenant, in the order of their use."""
 
     async def check(self, tenant: str, program: str | None, source: str | None, model: str | None) -> None:
         """As `ProgramRunner.check`."""
@@ -69,9 +64,4 @@ class ServedProgramRunner:
         if program is not None:
             return await self._programs.code(tenant, program)
         assert source is not None
-        key = tenant, source
-        code = self._sources.pop(key, None) or await self._programs.inline_code(tenant, source)
-        self._sources[key] = code
-        if len(self._sources) > MAX_CHECKED_SOURCES:
-            del self._sources[next(iter(self._sources))]
-        return code
+        return await self._programs.inline_code(tenant, source)
