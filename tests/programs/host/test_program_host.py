@@ -358,6 +358,29 @@ def test_messages_before_it_starts_and_too_many_of_them():
     with_host(test, ProgramsConfig(max_runs=1))
 
 
+def test_messages_of_runs_that_wait_are_bounded_in_bytes():
+    async def test(bench: Bench) -> None:
+        text = b'"' + b"x" * (15 << 20) + b'"'
+        first, *waiting, last = (bench.launch(WAIT, limits=Limits(message_bytes=16 << 20)) for _ in range(19))
+        assert {run.status for run in waiting} == {"queued"}
+        for run in waiting:
+            run.send(text)
+        with pytest.raises(Overloaded, match="has not started"):
+            run.send(b" " * (1 << 20))
+        with pytest.raises(Overloaded, match="arguments, sources and messages"):
+            last.send(text)
+        run.cancel()
+        last.send(text)
+        for run in (first, *waiting[1:]):
+            run.cancel()
+        assert await waiting[0].answer() == text
+        assert await last.answer() == text
+        await settle()
+        assert not bench.host._input_bytes
+
+    with_host(test, ProgramsConfig(max_runs=1))
+
+
 def test_children_end_with_their_parent():
     async def test(bench: Bench) -> None:
         run = bench.launch("""

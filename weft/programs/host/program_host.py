@@ -66,7 +66,8 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most runs that wait for a place."""
     tenant_max_waiting: int = 1024
     tenant_max_input_bytes: int = 256 << 20
-    """Most bytes of arguments and sources of a tenant's runs that wait or run."""
+    """Most bytes of arguments and sources of a tenant's runs that wait or run, and of messages that came before their
+    starts."""
     allow_trusted: bool = False
     max_ended: int = 200
     """Number of ended runs of each tenant that are kept."""
@@ -114,7 +115,7 @@ class ProgramHost:
         """Tenant -> (order of arrival, waiting run), in order of arrival; no queue is empty."""
         self._num_waiting = 0
         self._input_bytes: Counter[str] = Counter()
-        """Tenant -> bytes of arguments and sources of its runs that wait or run, without children."""
+        """Tenant -> the bytes that `tenant_max_input_bytes` bounds, without children."""
         self._arrivals = itertools.count()
         self._loop_share = LoopShare()
         self._active: set[RunTask] = set()
@@ -149,7 +150,7 @@ class ProgramHost:
             self._parts.accounts.check_possible(caller.tenant, spec.limits)
         self._check_room(caller.tenant, len(spec.args) + len(spec.code.content))
         run = Run(spec, caller.tenant, id=id, model=model.name)
-        run_task = RunTask(run, caller, on_withdrawn=self._withdrawn)
+        run_task = RunTask(run, caller, hold=self._hold, on_withdrawn=self._withdrawn)
         self._add(run)
         self._input_bytes[caller.tenant] += run_task.input_bytes
         self._waiting.setdefault(caller.tenant, deque()).append((next(self._arrivals), run_task))
@@ -197,7 +198,7 @@ class ProgramHost:
             budget.without_sandbox()
         own = RunSpec(code=code, args=spec.args, limits=budget.limits, trusted=trusted, model=parent.run.spec.model)
         run = Run(own, caller.tenant, parent=parent.id, model=self._model(own.model, caller.tenant).name)
-        child = RunTask(run, caller, on_withdrawn=self._withdrawn)
+        child = RunTask(run, caller, hold=self._hold, on_withdrawn=self._withdrawn)
         self._add(run)
         self._begin(child, budget)
         return child
@@ -224,9 +225,19 @@ class ProgramHost:
             raise self._too_many(f"{self._num_waiting} runs wait for a place, as many as may", tenant)
         if len(self._waiting.get(tenant, ())) >= self.options.tenant_max_waiting:
             raise self._too_many(f"{self.options.tenant_max_waiting} of your runs wait for a place", tenant)
+        self._check_input(tenant, input_bytes)
+
+    def _check_input(self, tenant: str, num_bytes: int) -> None:
         most = self.options.tenant_max_input_bytes
-        if self._input_bytes[tenant] + input_bytes > most:
-            raise Overloaded(f"Your runs hold {most} bytes of arguments and sources, or would; try again shortly.")
+        if self._input_bytes[tenant] + num_bytes > most:
+            raise Overloaded(
+                f"Your runs hold {most} bytes of arguments, sources and messages, or would; try again shortly."
+            )
+
+    def _hold(self, tenant: str, num_bytes: int) -> None:
+        """Count more bytes of a run. Raises `Overloaded`."""
+        self._check_input(tenant, num_bytes)
+        self._input_bytes[tenant] += num_bytes
 
     def _too_many(self, what: str, tenant: str) -> Overloaded:
         why = self._refusals.get(tenant) or self._full
@@ -280,7 +291,7 @@ class ProgramHost:
             self._waiting.pop(run_task.run.tenant, None)
 
     def _let_go(self, run_task: RunTask) -> None:
-        """Stop counting the bytes of a run's arguments and source."""
+        """Stop counting the bytes of a run."""
         tenant = run_task.run.tenant
         if run_task.run.record().parent is None:
             self._input_bytes[tenant] -= run_task.input_bytes

@@ -22,12 +22,14 @@ from weft.programs.quota.budget import RunBudget
 from weft.programs.quota.rates import RateWait
 from weft.programs.run.command_queue import CommandQueue
 from weft.programs.run.context import RunContext
-from weft.programs.run.messages import check_json, one_line
+from weft.programs.run.messages import MessageQueue, UnreadBytes, check_json, one_line
 from weft.programs.run.runs import Run, RunUsage, log_line
 from weft.programs.run.services import Launcher, Services
 from weft.programs.types import Caller
 
 MAX_RESULT_BYTES = 16 << 20
+MAX_EARLY_MESSAGES = 100
+"""Most messages of a run that has not started."""
 CHARGED_AT_ONCE_S = 0.001
 """Processor time of this process from which it is charged to a run immediately; smaller amounts are summed up first."""
 _WARNING = 2
@@ -38,14 +40,24 @@ logger = logging.getLogger("weft.programs")
 class RunTask:
     """Implements the `Control` of a run, the `Outlet` of its context, and the `ChildRun` of its parent, if any."""
 
-    def __init__(self, run: Run, caller: Caller, *, on_withdrawn: Callable[[RunTask], None]):
-        """`on_withdrawn` is called if the run ends before it has started."""
+    def __init__(
+        self,
+        run: Run,
+        caller: Caller,
+        *,
+        hold: Callable[[str, int], None],
+        on_withdrawn: Callable[[RunTask], None],
+    ):
+        """`hold` counts more input bytes of a tenant, or raises `Overloaded`. `on_withdrawn` is called if the run ends
+        before it has started."""
         self.run = run
         self.caller = caller
         self.input_bytes = len(run.spec.code.content) + len(run.spec.args)
+        """Bytes of source and arguments, and of the messages that came before the start."""
         self.task: asyncio.Task[None] | None = None
+        self._hold = hold
         self._on_withdrawn = on_withdrawn
-        self._early: list[bytes] = []
+        self._early = MessageQueue(min(run.spec.limits.pending_messages, MAX_EARLY_MESSAGES), UnreadBytes())
         self._context: RunContext | None = None
         self._queue: CommandQueue | None = None
         self._guest: Guest | None = None
@@ -70,9 +82,11 @@ class RunTask:
         limits = self.run.spec.limits
         if len(message) > limits.message_bytes:
             raise LimitExceeded(f"A message of {len(message)} bytes exceeds {limits.message_bytes}.", "message_bytes")
-        if len(self._early) >= min(limits.pending_messages, 100):
+        if not self._early.has_room(message):
             raise Overloaded("The run has not started and takes no more messages; send them when it runs.")
-        self._early.append(message)
+        self._hold(self.caller.tenant, len(message))
+        self.input_bytes += len(message)
+        self._early.put(message)
 
     def cancel(self, error: WeftError) -> None:
         """End the run; it may take a few turns of the loop."""
@@ -161,8 +175,8 @@ class RunTask:
             self._guest = guests.make(
                 self._queue, self.run.spec, budget.limits, self.caller.tenant, budget.spend_tenant_cpu
             )
-            for message in self._early:
-                self._context.deliver(message)
+            while self._early:
+                self._context.deliver(self._early.pop())
         except WeftError as error:
             self._close(error)
             return

@@ -75,9 +75,13 @@ class MessageQueue:
     def __len__(self) -> int:
         return len(self._messages)
 
+    def has_room(self, message: bytes) -> bool:
+        """Whether the message can be added now."""
+        return len(self._messages) < self._most and self._waiting.has_room(_cost(message))
+
     def put(self, message: bytes) -> bool:
         """Add a message. Returns False, without adding it, if there is no room."""
-        if len(self._messages) >= self._most or not self._waiting.has_room(_cost(message)):
+        if not self.has_room(message):
             return False
         self._messages.append(message)
         self._waiting.num_bytes += _cost(message)
