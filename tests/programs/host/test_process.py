@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import textwrap
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.programs.help import settle
+from tests.programs.host.help import Bench
 from weft.abi.errors import HostDead, LimitExceeded, ModelLoadError, Overloaded, RunCancelled, UnknownProgram, WeftError
 from weft.children import progress
 from weft.children.progress import ProgressCounter
@@ -22,6 +26,7 @@ from weft.programs.host import wire
 from weft.programs.host.client import HostClient
 from weft.programs.host.pipe import Pipe
 from weft.programs.host.process import HostServer
+from weft.programs.host.program_host import HostOptions, ProgramHost
 from weft.programs.host.wire import WINDOW_BYTES, HostArgs, HostedModel
 from weft.programs.quota.limits import Limits
 from weft.programs.registry import Code, Quota, checked_code
@@ -323,6 +328,28 @@ def test_a_ping_is_progress_of_a_host_without_calls(tmp_path: Path, monkeypatch:
             server.close()
 
     asyncio.run(asyncio.wait_for(body(), PATIENCE_S))
+
+
+def test_an_ended_run_is_not_kept(tmp_path: Path) -> None:
+    async def body() -> None:
+        server, bench = HostServer([], f"ipc://{tmp_path}/host"), Bench()
+        bench.host = ProgramHost(bench.parts, HostOptions(allow_trusted=True, max_ended=0))
+        server.serve(bench.host)
+        run = bench.launch("def main():\n    return 1\n", trusted=False)
+        ended = weakref.ref(run)
+        await run.wait()
+        del run
+        await settle()
+        assert ended() is None
+        await bench.host.close()
+        await bench.parts.close()
+        server.close()
+
+    gc.disable()
+    try:
+        asyncio.run(asyncio.wait_for(body(), PATIENCE_S))
+    finally:
+        gc.enable()
 
 
 def test_what_programs_store_survives_the_host(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import json
 import struct
+import weakref
 
 import pytest
 
@@ -15,6 +16,7 @@ from weft.abi.operations import Op
 from weft.core.ids import pack_tokens, unpack_tokens
 from weft.programs.quota.limits import Limits
 from weft.programs.run import messages as module
+from weft.programs.run.calls import messaging
 from weft.programs.run.calls.core import CoreCalls
 from weft.programs.run.calls.grammar import GrammarCalls
 from weft.programs.run.calls.messaging import MessagingCalls
@@ -277,6 +279,26 @@ def test_children_are_launched_joined_and_killed() -> None:
             "invalid_request",
             "limits",
         )
+
+    run(test)
+
+
+def test_large_results_of_joined_children_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messaging, "MAX_KEPT_RESULT_BYTES", 8)
+
+    async def test(host: Host) -> None:
+        program = host.program()
+        children = []
+        for number in range(3):
+            await program.result(Op.LAUNCH, number, obj({"program": "p"}))
+            child = host.launcher.children.pop()
+            child.finish(b"12345")
+            children.append(weakref.ref(child))
+            del child
+            assert await program.result(Op.JOIN, number) == [b"12345"]
+        assert [child() is not None for child in children] == [True, False, False]
+        assert await program.result(Op.JOIN, 0) == [b"12345"]
+        assert await program.error(Op.JOIN, 1) == ("unknown_handle", "")
 
     run(test)
 

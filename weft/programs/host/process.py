@@ -210,7 +210,8 @@ class HostServer:
         self._runs[run.id] = run
         self._unread[run.id] = 0
         run.watcher = self._on_change
-        run.has_room = lambda: self._unread.get(run.id, 0) < wire.WINDOW_BYTES
+        run_id = run.id  # a closure over the run would be a reference cycle, which keeps its result
+        run.has_room = lambda: self._unread.get(run_id, 0) < wire.WINDOW_BYTES
         if run.record().parent is not None:
             self.tell(wire.RunCreated(run.record()))
 

@@ -22,6 +22,8 @@ MAX_LAUNCH_BYTES = 4 << 20
 """Source, arguments and limits of a child, as JSON."""
 MAX_CHILDREN = 4096
 """Children that a program may still ask about; those that ended and were joined, or killed, are forgotten first."""
+MAX_KEPT_RESULT_BYTES = 16 << 20
+"""Results of joined children that the program may join again. A child whose result does not fit is forgotten."""
 
 
 class _LaunchArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +43,8 @@ class MessagingCalls:
         self._view = view
         self._calls = view.calls
         self._children: dict[int, _Launched] = {}
+        self._kept_bytes = 0
+        """Bytes of the results of joined children."""
         self.num_launched = 0
         """Children launched so far."""
 
@@ -83,7 +87,7 @@ class MessagingCalls:
 
     def join(self, call: int, number: int) -> None:
         """Answer with the result of a child, or with its error."""
-        answer_by_task(self._calls, call, self._find(number).joined(), wait=WaitKind.MESSAGE)
+        answer_by_task(self._calls, call, self._joined(number, self._find(number)), wait=WaitKind.MESSAGE)
 
     def kill(self, call: int, number: int) -> None:
         """Cancel the run of a child."""
@@ -99,15 +103,27 @@ class MessagingCalls:
         if len(self._children) < MAX_CHILDREN:
             return
         for number in [number for number, launched in self._children.items() if launched.settled]:
-            del self._children[number]
+            self._forget(number)
         if len(self._children) >= MAX_CHILDREN:
             raise Overloaded(f"{MAX_CHILDREN} children were launched and not joined; join or kill some of them")
+
+    def _forget(self, number: int) -> None:
+        self._kept_bytes -= self._children.pop(number).result_bytes
 
     def _find(self, number: int) -> _Launched:
         launched = self._children.get(number)
         if launched is None:
-            raise UnknownHandle(f"this program launched no child {number}")
+            raise UnknownHandle(f"this program launched no child {number}, or it was joined and is forgotten")
         return launched
+
+    async def _joined(self, number: int, launched: _Launched) -> tuple[bytes, ...]:
+        result = await launched.joined()
+        if self._children.get(number) is launched:
+            self._kept_bytes += len(result) - launched.result_bytes
+            launched.result_bytes = len(result)
+            if self._kept_bytes > MAX_KEPT_RESULT_BYTES:
+                self._forget(number)
+        return (result,)
 
 
 class _Listener:
@@ -153,6 +169,8 @@ class _Launched:
     """A child, from before it has started."""
 
     def __init__(self, view: RunView, spec: ChildSpec, budget: RunBudget):
+        self.result_bytes = 0
+        """Bytes of its result, once it was joined."""
         self._budget = budget
         self._killed = False
         self._joined = False
@@ -166,7 +184,7 @@ class _Launched:
         child = await asyncio.shield(self._launching)
         return (msgspec.json.encode({"run": child.id}),)
 
-    async def joined(self) -> tuple[bytes, ...]:
+    async def joined(self) -> bytes:
         """What its main returned."""
         child = await asyncio.shield(self._launching)
         try:
@@ -175,7 +193,7 @@ class _Launched:
             self._joined = True
             raise
         self._joined = True
-        return (result,)
+        return result
 
     @property
     def settled(self) -> bool:
