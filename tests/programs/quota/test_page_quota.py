@@ -38,6 +38,21 @@ def test_what_a_fork_appends_after_a_truncation_is_counted() -> None:
     assert run.used.pages == 0
 
 
+def test_a_fork_that_appends_to_a_shared_page_has_a_copy_of_it() -> None:
+    run = budget(2)
+    root = PageQuota(run, SIZE)
+    root.grow(1)
+    forks = [root.fork() for _ in range(3)]
+    forks[0].grow(1)
+    assert run.used.pages == 2
+    with pytest.raises(LimitExceeded):
+        forks[1].grow(1)
+    for each in (root, forks[2]):
+        each.release()
+    forks[1].grow(1)  # no other sequence uses the page any more
+    assert run.used.pages == 2
+
+
 ACTIONS = st.lists(st.tuples(st.sampled_from(["grow", "truncate", "fork", "release"]), st.integers(0, 99)), max_size=60)
 
 
@@ -49,6 +64,9 @@ def test_pages_are_counted_as_if_each_had_a_number(actions: list[tuple[str, int]
     for place, (action, value) in enumerate(actions):
         quota, pages = sequences[place * 7 % len(sequences)]
         if action == "grow":
+            others = {page for other, used in sequences if other is not quota for page in used}
+            if value and quota.num_tokens % SIZE and pages[-1] in others:
+                pages[-1] = next(numbers)
             quota.grow(value)
         elif action == "truncate":
             quota.truncate(value)

@@ -33,29 +33,29 @@ def test_what_was_made_before_an_engine_died_is_not_lost() -> None:
 
 def test_pages_of_sequences_count_and_shared_ones_once() -> None:
     async def test(host: Host) -> None:
-        program = host.program(Limits(pages=4))
+        program = host.program(Limits(pages=6))
         opened(program, 1, pack_tokens([1] * 33))
         assert program.budget.used.pages == 3
         for child in range(2, 8):
             program.say(Op.SEQ_FORK, 1, child)
         assert program.budget.used.pages == 3
         program.say(Op.SEQ_APPEND, 1, pack_tokens([1] * 15))
-        assert program.budget.used.pages == 3, "48 tokens are three pages"
+        assert program.budget.used.pages == 4, "48 tokens are three pages, one of them a copy"
         program.say(Op.SEQ_APPEND, 2, pack_tokens([1] * 16))
-        assert program.budget.used.pages == 4
+        assert program.budget.used.pages == 6
         program.say(Op.SEQ_APPEND, 3, pack_tokens([1] * 16), call=9)
         assert program.errors(9) == ["limit_exceeded"]
         program.say(Op.SEQ_RELEASE, 2)
         program.say(Op.SEQ_APPEND, 3, pack_tokens([1] * 16), call=10)
         assert program.errors(10) == []
         program.say(Op.SEQ_TRUNCATE, 3, 5)
-        assert program.budget.used.pages == 3
+        assert program.budget.used.pages == 4
         for number in (1, 3, 4, 5, 6):
             program.say(Op.SEQ_RELEASE, number)
         assert program.budget.used.pages == 3, "the last one still has them"
         program.say(Op.SEQ_RELEASE, 7)
         assert program.budget.used.pages == 0
-        assert program.budget.used.pages_peak == 4
+        assert program.budget.used.pages_peak == 6
 
     run(test)
 

@@ -1,8 +1,8 @@
 """KV pages that the tokens of a sequence fill, counted against the budget of its run.
 
-Owns the arithmetic of sharing: a page that forks have in common is counted once, for as long as one of them uses it. It
-is an upper bound kept without asking the engine: pages shared with other programs, evicted, or not yet computed count
-too. Called by the Sequence trait.
+Owns the arithmetic of sharing: a page that forks have in common is counted once, for as long as one of them uses it. A
+sequence that appends to a shared page gets a copy of it. It is an upper bound kept without asking the engine: pages
+shared with other programs, evicted, or not yet computed count too. Called by the Sequence trait.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ class _Shared:
     def add_user(self, used: int) -> None:
         """One more sequence uses the first `used` pages."""
         self._users[used] += 1
+
+    def is_only_user(self, used: int) -> bool:
+        """Whether the last page of a sequence that uses the first `used` pages is used by no other."""
+        return used == self._num_pages and self._users[used] == 1
 
     def reduce(self, used: int, kept: int) -> int:
         """A sequence uses the first `kept` pages, no longer `used`. Returns the number of pages that no sequence uses
@@ -58,9 +62,13 @@ class PageQuota:
         """Tokens are added. Raises `LimitExceeded` or `OutOfPages`, having changed nothing."""
         num_tokens = self.num_tokens + count
         missing = -(-num_tokens // self._page_size) - self._own - self._shared_pages
-        if missing:
-            self._budget.take_pages(missing)
-            self._own += missing
+        copies = bool(count and not self._own and self.num_tokens % self._page_size)
+        taken = missing + (copies and not self._shared[-1][0].is_only_user(self._shared[-1][1]))
+        if taken:
+            self._budget.take_pages(taken)
+        if copies:
+            self._leave_last(1)
+        self._own += missing + copies
         self.num_tokens = num_tokens
 
     def truncate(self, num_tokens: int) -> None:
