@@ -323,6 +323,15 @@ def doubling(levels: int, node: Callable[[str, str], Json]) -> Json:
     return graph(*(node(name, before) for before, name in itertools.pairwise(names)))
 
 
+def test_no_other_call_answers_one_that_may_not_be_cached() -> None:
+    raw = graph(
+        *(llm(name, "{{q}}", temperature=0, cache=name == "a") for name in "abc"), outputs={n: n for n in "abc"}
+    )
+    backend = InstantBackend()
+    run(raw, [{"q": "x"}], RunServices(backend))
+    assert len(backend.asked) == 3
+
+
 @pytest.mark.parametrize(
     "node",
     [

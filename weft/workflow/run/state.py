@@ -66,8 +66,10 @@ class _Task:
 
     @property
     def key(self) -> str | None:
-        """Of a call whose answer equal calls have too; None for others."""
-        return self.instruction.request.key if isinstance(self.instruction, CallModel) else None
+        """Of a call whose answer equal calls have too; None for others, and with `cache` false: no other call may
+        answer that."""
+        call = self.instruction
+        return call.request.key if isinstance(call, CallModel) and call.may_be_cached else None
 
     @property
     def site(self) -> CallSite:
