@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import Connection
 
 from tests.server.conftest import RunningServer, running
 from tests.server.test_workflow_runs import ROWS, assert_nothing_left, create, start
@@ -170,6 +171,20 @@ def test_two_servers_of_one_folder_do_not_take_each_others_runs(tmp_path: Path) 
                 assert (refused.status_code, "Another server" in refused.text) == (400, True)
             assert client.delete(f"/v1/runs/{run}").status_code == 400
         first.http().post(f"/v1/runs/{run}/cancel")
+
+
+def test_values_of_nodes_and_ends_of_rows_are_written_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, tenants = Database.write, dict[str, set[str]]()
+
+    def noted(self: Database, work: Callable[[Connection], Any], tenant: str = "") -> Any:
+        tenants.setdefault(work.__qualname__.partition(".<")[0], set()).add(tenant)
+        return write(self, work, tenant)
+
+    monkeypatch.setattr(Database, "write", noted)
+    with running(api_keys=["alice=a"]) as server, server.http(headers={"authorization": "Bearer a"}) as client:
+        start(client, CHAIN)
+    writes = "WorkflowRunTable.keep_task", "ServedRunTable.end_row"
+    assert [tenants[name] for name in writes] == [{"alice"}, {"alice"}], "only those of one tenant stay in their order"
 
 
 def test_other_weights_end_a_run_that_would_mix_them(tmp_path: Path) -> None:

@@ -69,13 +69,14 @@ class WorkflowRunTable:
         """Values of nodes as in `SavedRun.tasks`. Blocks."""
         return self._database.read(lambda connection: _tasks(connection, run))
 
-    def keep_task(self, run: str, row: int, path: str, value: bytes) -> Future[None]:
-        """Keep the value of a node. The future is done after the commit."""
+    def keep_task(self, run: str, row: int, path: str, value: bytes, tenant: str = "") -> Future[None]:
+        """Keep the value of a node. The future is done after the commit. Only writes of one tenant stay in their order:
+        `tenant` is the one for which the end of the row is written."""
 
         def work(connection: Connection) -> None:
             connection.execute(_PUT_TASK, {"run": run, "row": row, "path": path, "value": value})
 
-        return self._database.write(work)
+        return self._database.write(work, tenant)
 
     def end_row(self, run: str, row: int, result: bytes) -> Future[None]:
         """Keep the result of a row instead of its nodes' values. The future is done after the commit."""

@@ -55,10 +55,11 @@ class _KeptAnswer(msgspec.Struct):
 class RunJournal:
     """One run in a database."""
 
-    def __init__(self, table: WorkflowRunTable, run: str, saved: SavedRun):
+    def __init__(self, table: WorkflowRunTable, run: str, saved: SavedRun, tenant: str = ""):
         """`saved` is what the table has of the run."""
         self._table = table
         self._run = run
+        self._tenant = tenant
         ended = [msgspec.json.decode(result, type=_EndedRow) for result in saved.rows.values()]
         self.rows = {each.row: RowResult(each.row, each.outputs) for each in ended if each.error is None}
         """Results of rows that have ended. Those that failed begin anew: what failed may work now."""
@@ -97,7 +98,8 @@ class RunJournal:
     def keep(self, task: TaskName, value: Any) -> None:
         """Note what a task gave."""
         kept = {"answer": value} if isinstance(value, ModelAnswer) else {"value": value}
-        self._note(self._table.keep_task(self._run, task.row, task.path, msgspec.json.encode(kept)))
+        encoded = msgspec.json.encode(kept)
+        self._note(self._table.keep_task(self._run, task.row, task.path, encoded, self._tenant))
 
     def end(self, result: RowResult, by_node: Mapping[str, CallCounts]) -> None:
         """Note the result of a row, and what its calls did, instead of the values of its nodes."""

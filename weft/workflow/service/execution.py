@@ -168,7 +168,7 @@ class RunExecution:
                 settings,
                 wanted,
             )
-        journal = RunJournal(self._tables.tasks, record.id, SavedRun({}, tasks))
+        journal = RunJournal(self._tables.tasks, record.id, SavedRun({}, tasks), record.tenant)
         calls = streamed_calls(executed, record.spec.stream)
         # Positions grow with time, so that those of an earlier execution lie before all of this one.
         feed = RunFeed(
