@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.sched.policies.snapshots import line
 from tests.sched.stepping import Stepped
 from weft.abi.errors import InvalidRequest
 from weft.cache.manager import KVCache
@@ -19,6 +20,7 @@ from weft.core.sampling import StopParams
 from weft.core.step import Step, StepResult
 from weft.sched.scheduler import Scheduler, SchedulerConfig
 from weft.sched.sequence import SequenceState
+from weft.sched.service_classes import MOST_GONE
 from weft.sched.step_share import EMPTY, ShareView, StepShare
 from weft.sim.devices import linear_forward
 
@@ -379,3 +381,24 @@ def test_random_mixtures_end_with_the_tokens_of_each_alone(seed: int, profiled: 
         if source.random() < 0.2:
             stepped.now += 11.0
     stepped.finish()
+
+
+def test_deadlines_of_sequences_that_are_gone_are_forgotten() -> None:
+    s = Stepped(num_pages=64, costs=line(), check_every=1000)
+    for seq in range(1, 200):
+        s.open(seq, [seq] * 8, objective="deadline", deadline_s=86400.0)
+        s.generate(seq, 1)
+        s.run()
+        s.release(seq)
+    assert len(s.scheduler._state.services._deadlines) <= MOST_GONE
+
+
+def test_a_call_whose_prompt_is_being_computed_already_was_in_no_queue() -> None:
+    s = Stepped(num_pages=64, max_step_tokens=16)
+    s.open(1, [5] * 200)
+    for _ in range(3):
+        s.turn()
+    op = s.generate(1, 20)
+    s.run()
+    usage = s.generations[op].ending.usage
+    assert 0 == usage.queued_s < usage.first_token_s

@@ -282,7 +282,9 @@ def usage_of(sequence: Sequence, op: Op, now: float) -> OperationUsage:
     """What an operation has cost until `now`."""
     if not isinstance(op, GenerateOp):
         return OperationUsage()
-    first_launch = now if op.first_launch_s is None else op.first_launch_s
+    first_launch = op.first_launch_s
+    if first_launch is None:  # the prompt was being computed already, or it has not begun
+        first_launch = now if op.first_token_s is None else op.arrival_s
     found = sequence.sources.counts(op.num_prompt)
     return OperationUsage(
         num_prompt_tokens=op.num_prompt,

@@ -37,6 +37,10 @@ SERVICE: dict[Objective, int] = {
 """Place of an objective in the order; of `deadline`, while it has slack."""
 
 
+MOST_GONE = 64
+"""Deadlines of sequences that are gone, beside as many as there are sequences."""
+
+
 class ServiceClasses:
     """Follows the sequences of other objectives than `latency`, and the shares of steps."""
 
@@ -48,8 +52,8 @@ class ServiceClasses:
         self.is_active = False
         """Whether there are sequences of another objective than `latency`. Where there are none, the methods about the
         step being built need not be called."""
-        self._deadlines: list[tuple[float, int, Sequence]] = []
-        """A heap of (when to look at the slack, number, sequence)."""
+        self._deadlines: list[tuple[float, int]] = []
+        """A heap of (when to look at the slack, number of a sequence); some of them may be gone."""
         self._idle_since_s: dict[int, float] = {}
         """By service with work that was in no step lately: since when."""
         self._promoted: dict[int, Sequence] = {}
@@ -73,11 +77,16 @@ class ServiceClasses:
         sequence.service = SERVICE[sequence.objective]
         sequence.is_background = sequence.objective in BACKGROUND
         if sequence.objective == "deadline":
-            heapq.heappush(self._deadlines, (0.0, sequence.seq, sequence))
+            heapq.heappush(self._deadlines, (0.0, sequence.seq))
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence that was released; without any, nothing here acts on steps."""
-        if self._others.pop(sequence.seq, None) is not None and not self._others:
+        if self._others.pop(sequence.seq, None) is None:
+            return
+        if len(self._deadlines) > 2 * len(self._others) + MOST_GONE:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._others]
+            heapq.heapify(self._deadlines)
+        if not self._others:
             self.is_active = False
             self.has_held = False
             self._owed_s = 0.0
@@ -181,13 +190,14 @@ class ServiceClasses:
         """Sequences whose deadlines leave no more time than they need count as `latency` from now on."""
         again = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, number, sequence = heapq.heappop(self._deadlines)
-            if sequence.state is SequenceState.CLOSED:
+            _, number = heapq.heappop(self._deadlines)
+            sequence = self._others.get(number)
+            if sequence is None:
                 continue
             slack_s = sequence.deadline_s - now - self._needed_s(sequence)
             if slack_s > 0:
                 # What is needed hardly grows while the sequence waits, so half of the slack may pass unseen.
-                again.append((now + slack_s / 2, number, sequence))
+                again.append((now + slack_s / 2, number))
             else:
                 sequence.is_background = False
                 self._sequences.set_service(sequence, LATENCY)
