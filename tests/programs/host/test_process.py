@@ -330,13 +330,18 @@ def test_a_ping_is_progress_of_a_host_without_calls(tmp_path: Path, monkeypatch:
     asyncio.run(asyncio.wait_for(body(), PATIENCE_S))
 
 
-def test_an_ended_run_is_not_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_ended_run_is_not_kept(tmp_path: Path, waits: bool) -> None:
     async def body() -> None:
-        server, bench = HostServer([], f"ipc://{tmp_path}/host"), Bench()
+        server, bench = HostServer([], f"ipc://{tmp_path}/host"), Bench(ProgramsConfig(max_runs=1))
         bench.host = ProgramHost(bench.parts, HostOptions(allow_trusted=True, max_ended=0))
         server.serve(bench.host)
+        if waits:
+            bench.launch(ECHO)
         run = bench.launch("def main():\n    return 1\n", trusted=False)
         ended = weakref.ref(run)
+        if waits:
+            run.cancel()
         await run.wait()
         del run
         await settle()

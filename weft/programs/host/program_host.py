@@ -260,6 +260,7 @@ class ProgramHost:
             try:
                 budget = self._parts.accounts.open(tenant, spec.limits, sandboxed=not spec.trusted)
             except NoPlace as refusal:
+                refusal.__traceback__ = None  # its frames hold this run, and would keep it after its end
                 if refusal.everybody:
                     self._full = refusal
                     break
