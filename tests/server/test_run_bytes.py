@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.conftest import running
 from tests.server.test_workflow_runs import assert_nothing_left, create, start
-from tests.workflow.shapes import Json, graph, text
+from tests.workflow.shapes import Json, body, graph, llm, switch, text
 from weft.config import WorkflowsConfig
 from weft.workflow.service import explained, inputs
 from weft.workflow.service.service import WorkflowService
@@ -54,6 +54,25 @@ def test_a_run_ends_where_its_results_grow_past_the_limit_and_goes_on_when_there
         assert sorted(each["row"] for each in found) == list(range(41))
         assert len({each["number"] for each in found}) == 41
         assert_nothing_left(server)
+
+
+def test_calls_of_a_row_whose_result_had_no_room_count_once_after_a_resume() -> None:
+    wait = body({"id": "person", "op": "external"}, llm("late", "{{person}}", max_tokens=2), v="late")
+    now = body(llm("a", "{{text}}", max_tokens=2), text("n", "{{a}}" + "{{text}}" * 8), v="n")
+    raw = graph(switch("s", "q", wait=wait, now=now), outputs={"out": "s.v"}, inputs=["q", "text"])
+    rows = [{"q": "now", "text": "x"}, {"q": "now", "text": "x" * 400}, {"q": "wait", "text": "x"}]
+    with running(workflows=limited(6_000)) as server, server.http() as client:
+        workflows, filler = server.service.workflows, start(client, ECHO, [{"q": "x" * 1_600}])["id"]
+        run = start(client, raw, rows, background=True, limits={"calls": 3}, cache=False)["id"]
+        server.wait_until(lambda: not workflows.runs.num_running)
+        assert client.get(f"/v1/runs/{run}").json()["error"]["kind"] == "quota_exceeded"
+        client.delete(f"/v1/runs/{filler}")
+        client.post(f"/v1/runs/{run}/resume")
+        server.wait_until(lambda: len(workflows.variables.by_id) == 1)
+        client.put(f"/v1/variables/{next(iter(workflows.variables.by_id))}", json={"value": 1})
+        server.wait_until(lambda: not workflows.runs.num_running)
+        ended = client.get(f"/v1/runs/{run}").json()["workflow"]
+        assert (ended["done"], ended["failed"], ended["calls"]["calls"]) == (3, 0, 3)
 
 
 def test_runs_at_once_count_together_and_those_of_other_tenants_apart() -> None:

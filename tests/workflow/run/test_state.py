@@ -239,7 +239,7 @@ def test_rows_leave_nothing_behind() -> None:
     player = play(graph(*nodes), [{"q": str(row)} for row in range(50)])
     kept = {**vars(player.state), **vars(player.state._ledger)}
     left = {name: value for name, value in kept.items() if isinstance(value, (dict, set, list)) and value}
-    assert set(left) == {"_by_node", "_ended_by_node"}
+    assert set(left) == {"_by_node"}
 
 
 def test_an_answer_that_is_cut_within_its_json_says_so() -> None:

@@ -1,4 +1,4 @@
-"""What the calls of a run have done: all of them, and those of rows that have ended.
+"""What the calls of a run have done: all of them, and those of each row.
 
 A run that was interrupted goes on from the counts of rows that have ended. Answers of other rows come again, from the
 journal or from the model, and are counted then; limits count them at once (`weft.workflow.run.allowance`).
@@ -29,7 +29,6 @@ class CallLedger:
         """`before`: those of the rows that had ended when the run was interrupted."""
         self._rows, self._failed_rows = before.rows, before.failed_rows
         self._calls, self._by_node = before.calls, dict(before.by_node)
-        self._ended_calls, self._ended_by_node = before.calls, dict(before.by_node)
         self._open: dict[int, dict[str, CallCounts]] = {}
         """Of rows in progress, by label."""
         self._traces: dict[int, list[CallTrace]] = {}
@@ -40,11 +39,6 @@ class CallLedger:
     def counts(self) -> RunCounts:
         """Of all calls so far."""
         return RunCounts(self._rows, self._failed_rows, self._calls, dict(self._by_node))
-
-    @property
-    def ended(self) -> RunCounts:
-        """Of rows that have ended."""
-        return RunCounts(self._rows, self._failed_rows, self._ended_calls, dict(self._ended_by_node))
 
     def note(self, row: int, label: str, change: Callable[[CallCounts], CallCounts]) -> None:
         """Count something that a call of a row did."""
@@ -59,12 +53,10 @@ class CallLedger:
             self._traces.setdefault(row, []).append(call)
 
     def end(self, row: int, *, failed: bool) -> EndedCalls:
-        """Count a row that has ended, and its calls among those of ended rows."""
+        """Count a row that has ended. Returns what its calls did."""
         self._rows += 1
         self._failed_rows += failed
         by_node = self._open.pop(row, {})
-        self._ended_calls = total((self._ended_calls, *by_node.values()))
-        self._ended_by_node = added(self._ended_by_node, by_node)
         calls = self._traces.pop(row, [])[: max(MAX_TRACED_CALLS - self._num_traced, 0)]
         self._num_traced += len(calls)
         return EndedCalls(tuple(calls), by_node)

@@ -236,11 +236,6 @@ class RunState(Evaluation):
         """What the run has done so far."""
         return self._ledger.counts._replace(pins=self.pins)
 
-    @property
-    def ended_counts(self) -> RunCounts:
-        """What the rows that have ended did: another state goes on from these."""
-        return self._ledger.ended._replace(pins=self.pins)
-
     def sort(self) -> None:
         """The order has changed: sort the calls that are ready by it."""
         self._ready = [(self._rank(self._tasks[name]), name) for _, name in self._ready]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from functools import partial
@@ -20,6 +22,7 @@ from weft.store.answers import AnswerTable
 from weft.store.served_runs import Endings, ServedRunTable
 from weft.store.statistics import StatisticsTable
 from weft.store.workflow_runs import SavedRun, WorkflowRunTable
+from weft.workflow.actuals import CallCounts, RunCounts
 from weft.workflow.backend.endpoint import EndpointBackend, sources_of_models
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.streamed import streamed_calls
@@ -30,6 +33,7 @@ from weft.workflow.run.feed import RunFeed
 from weft.workflow.run.instructions import RowDone
 from weft.workflow.run.journal import RunJournal
 from weft.workflow.run.known_statistics import KnownStatistics
+from weft.workflow.run.ledger import added, total
 from weft.workflow.run.order import row_by_row
 from weft.workflow.run.plan_rounds import PlannedRows
 from weft.workflow.run.planned_order import PlannedOrder
@@ -74,6 +78,8 @@ class _Unwritten(NamedTuple):
     written: Future[None]
     failed: bool
     size_bytes: int
+    by_node: Mapping[str, CallCounts]
+    """What calls of the row did."""
 
 
 class _Prepared(NamedTuple):
@@ -111,6 +117,8 @@ class RunExecution:
         self._totals = totals
         self._variables = RunVariables(run, tables.variables)
         self._unwritten: asyncio.Queue[_Unwritten | None] = asyncio.Queue(MAX_UNWRITTEN)
+        self._unconfirmed: deque[_Unwritten] = deque()
+        """Results whose calls are not counted among those of ended rows yet, in their order."""
 
     async def carry_out(self) -> None:
         """Run all rows that have not ended. Raises what ends the run: `ConfigError` if models are not what they were,
@@ -137,6 +145,8 @@ class RunExecution:
                 await self._confirm_others(prepared.state)
             raise error from None
         finally:
+            # What is still on its way is committed before anything that is written for the run from now on.
+            self._count_ended(prepared.state, *(each for each in self._unconfirmed if not _is_lost(each.written)))
             self._count(prepared.state)
             prepared.statistics.keep(prepared.state.measured())
 
@@ -234,13 +244,22 @@ class RunExecution:
         calls = msgspec.json.encode(done.calls) if done.calls else b""
         end_row = self._tables.runs.end_row
         written = end_row(record.tenant, record.id, number, done.row, encoded, failed=failed, calls=calls)
-        return _Unwritten(written, failed, len(encoded) + len(calls))
+        result = _Unwritten(written, failed, len(encoded) + len(calls), done.by_node)
+        self._unconfirmed.append(result)
+        return result
 
     def _count(self, state: RunState, *, ended: int = 0, failed: int = 0) -> None:
         """Note what calls have done; rows count once their results can be read."""
         before = self._run.record.counts
         counts = state.counts._replace(rows=before.rows + ended, failed_rows=before.failed_rows + failed)
-        self._run.update(counts=counts, ended_counts=state.ended_counts)
+        self._run.update(counts=counts)
+
+    def _count_ended(self, state: RunState, *results: _Unwritten) -> None:
+        """Note what calls of rows did whose results are kept: a later execution goes on from there."""
+        by_node = self._run.record.ended_counts.by_node
+        for result in results:
+            by_node = added(by_node, result.by_node)
+        self._run.update(ended_counts=RunCounts(calls=total(by_node.values()), by_node=by_node, pins=state.pins))
 
     async def _tell_progress(self, state: RunState) -> None:
         """Between results too: a row may take long."""
@@ -258,6 +277,8 @@ class RunExecution:
 
     async def _confirm_one(self, state: RunState, result: _Unwritten) -> None:
         await asyncio.wrap_future(result.written)
+        self._unconfirmed.remove(result)
+        self._count_ended(state, result)
         self._count(state, ended=1, failed=int(result.failed))
         self._totals.rows.add("failed" if result.failed else "finished")
 
@@ -272,6 +293,11 @@ class RunExecution:
     def _save(self) -> None:
         record = self._run.record
         self._tables.runs.save(record.tenant, record.id, msgspec.json.encode(record))
+
+
+def _is_lost(written: Future[None]) -> bool:
+    """Whether something was not written, as far as is known by now."""
+    return written.cancelled() or (written.done() and written.exception() is not None)
 
 
 def at_once(state: RunState, record: WorkflowRunRecord) -> Concurrency:

@@ -80,7 +80,7 @@ class WorkflowRunRecord(msgspec.Struct, frozen=True, kw_only=True):
     counts: RunCounts = RunCounts()
     """What the run has done, as clients see it."""
     ended_counts: RunCounts = RunCounts()
-    """What rows that have ended did: where a later execution goes on."""
+    """What calls of rows did whose results are kept: where a later execution goes on."""
     largest_row: int
     """Bytes of the largest row of inputs."""
     executed: str = ""
