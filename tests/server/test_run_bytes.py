@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import running
-from tests.server.test_workflow_runs import assert_nothing_left, create, start
+from tests.server.test_workflow_runs import assert_nothing_left, create, events, start
 from tests.workflow.shapes import Json, body, graph, llm, switch, text
 from weft.config import WorkflowsConfig
 from weft.workflow.service import explained, inputs
@@ -73,6 +73,26 @@ def test_calls_of_a_row_whose_result_had_no_room_count_once_after_a_resume() -> 
         server.wait_until(lambda: not workflows.runs.num_running)
         ended = client.get(f"/v1/runs/{run}").json()["workflow"]
         assert (ended["done"], ended["failed"], ended["calls"]["calls"]) == (3, 0, 3)
+
+
+def test_numbers_of_results_have_no_gap_where_one_had_no_room() -> None:
+    wait = body({"id": "person", "op": "external"}, text("w", "{{person}}"), v="w")
+    raw = graph(switch("s", "q", wait=wait, now=body(text("n", "{{text}}" * 8), v="n")), inputs=["q", "text"])
+    raw["outputs"] = {"out": "s.v"}
+    rows = [{"q": q, "text": text} for q, text in (("now", "x"), ("now", "x" * 400), ("now", "x"), ("wait", "x"))]
+    with running(workflows=limited(6_000)) as server, server.http() as client:
+        workflows, filler = server.service.workflows, start(client, ECHO, [{"q": "x" * 1_700}])["id"]
+        run = start(client, raw, rows, background=True)["id"]
+        server.wait_until(lambda: not workflows.runs.num_running)
+        assert [(each["number"], each["row"]) for each in results_of(client, run)] == [(1, 0), (2, 2)]
+        client.delete(f"/v1/runs/{filler}")
+        client.post(f"/v1/runs/{run}/resume")
+        server.wait_until(lambda: len(workflows.variables.by_id) == 1)
+        client.put(f"/v1/variables/{next(iter(workflows.variables.by_id))}", json={"value": 1})
+        told = [event["row"] for _, event in events(client.get(f"/v1/runs/{run}/events").text) if event.get("row")]
+        assert [(each["number"], each["row"]) for each in told] == [(1, 0), (2, 2), (3, 1), (4, 3)]
+        page = client.get(f"/v1/runs/{run}/results", params={"limit": 3}).json()
+        assert (page["last"], page["has_more"]) == (3, True)
 
 
 def test_runs_at_once_count_together_and_those_of_other_tenants_apart() -> None:

@@ -55,7 +55,13 @@ _RESULTS = (
 )
 _ENDINGS = select(_ending.number, _ending.row, _ending.failed).where(_ending.run == bindparam("this"))
 _PUT_ROW = upsert(workflow_rows)
-_PUT_ENDING = upsert(workflow_endings)
+_NEXT_NUMBER = select(func.coalesce(func.max(_ending.number), 0) + 1).where(_ending.run == bindparam("this"))
+_PUT_ENDING = insert(workflow_endings).values(
+    run=bindparam("this"),
+    number=_NEXT_NUMBER.scalar_subquery(),
+    row=bindparam("this_row"),
+    failed=bindparam("has_failed"),
+)
 _FORGET_ROW = delete(workflow_tasks).where(
     workflow_tasks.c.run == bindparam("this"), workflow_tasks.c.row == bindparam("this_row")
 )
@@ -269,17 +275,18 @@ class ServedRunTable:
         return self._database.read(work)
 
     def end_row(
-        self, tenant: str, run: str, number: int, row: int, result: bytes, *, failed: bool, calls: bytes = b""
+        self, tenant: str, run: str, row: int, result: bytes, *, failed: bool, calls: bytes = b""
     ) -> Future[None]:
-        """Keep the result of a row, and what is to be kept of its calls, instead of its nodes' values. The future
-        raises `QuotaExceeded` if the tenant's runs have no room for it."""
+        """Keep the result of a row, and what is to be kept of its calls, instead of its nodes' values. Its number is
+        the next of those that are kept, so that there is no gap. The future raises `QuotaExceeded` if the tenant's runs
+        have no room for it."""
 
         def work(connection: Connection) -> None:
             size = len(result) + len(calls)
             self._take_room(connection, tenant, size, "delete some runs, then resume this one")
             connection.execute(_GROW, {"this": run, "more": size})
             connection.execute(_PUT_ROW, {"run": run, "row": row, "result": result})
-            connection.execute(_PUT_ENDING, {"run": run, "number": number, "row": row, "failed": int(failed)})
+            connection.execute(_PUT_ENDING, {"this": run, "this_row": row, "has_failed": int(failed)})
             connection.execute(_FORGET_ROW, {"this": run, "this_row": row})
             if calls:
                 connection.execute(_PUT_TRACE, {"run": run, "row": row, "calls": calls})

@@ -196,7 +196,7 @@ class RunExecution:
 
     async def _drive(self, prepared: _Prepared) -> None:
         record = self._run.record
-        spec, number = record.spec, prepared.endings.last
+        spec = record.spec
         fields = {"model": spec.model, "priority": spec.priority or None, "cache_salt": spec.cache_salt}
         given = {name: value for name, value in fields.items() if value is not None}
         cached_for = cache_identity(record.weights, record.model, spec.cache_salt)
@@ -230,20 +230,18 @@ class RunExecution:
             async for done in results:
                 assert isinstance(done, RowDone)
                 self._variables.row_ended(done.row)
-                number += 1
-                result = self._write(number, done)
+                result = self._write(done)
                 await self._unwritten.put(result)
                 size_bytes += result.size_bytes
                 if size_bytes > MAX_UNWRITTEN_BYTES:
                     await asyncio.wait([asyncio.wrap_future(result.written)])
                     size_bytes = 0
 
-    def _write(self, number: int, done: RowDone) -> _Unwritten:
+    def _write(self, done: RowDone) -> _Unwritten:
         record, failed = self._run.record, done.failure is not None
         encoded = msgspec.json.encode(result_of(done).to_dict())
         calls = msgspec.json.encode(done.calls) if done.calls else b""
-        end_row = self._tables.runs.end_row
-        written = end_row(record.tenant, record.id, number, done.row, encoded, failed=failed, calls=calls)
+        written = self._tables.runs.end_row(record.tenant, record.id, done.row, encoded, failed=failed, calls=calls)
         result = _Unwritten(written, failed, len(encoded) + len(calls), done.by_node)
         self._unconfirmed.append(result)
         return result
