@@ -173,6 +173,20 @@ def test_functions_of_the_client_are_variables(server: RunningServer) -> None:
         assert (refused.status_code, "no node calls 'other'" in refused.text) == (400, True)
 
 
+def test_the_end_of_a_row_leaves_no_value_behind_but_that_it_was_set(tmp_path: Path) -> None:
+    with running(workflows=on(tmp_path)) as server, server.http() as client:
+        run = start(client, PERSON, ROWS[:2], background=True)["id"]
+        ended, other = (wait["id"] for wait in waits(server, client, run, 2))
+        assert put(client, ended, value={"ok": True}).status_code == 200
+        live = server.service.workflows.runs._live[run]
+        server.wait_until(lambda: live.record.counts.rows == 1)
+        with sqlite3.connect(tmp_path / FILE) as database:
+            kept = dict(database.execute("SELECT id, answer FROM workflow_variables").fetchall())
+        assert kept == {ended: b"", other: None}
+        assert put(client, ended, value={"ok": False}).status_code == 409
+        client.post(f"/v1/runs/{run}/cancel")
+
+
 def test_a_value_that_does_not_come_in_time_after_a_restart(tmp_path: Path) -> None:
     late = graph({"id": "late", "op": "external", "timeout_s": 1000})
     with running(workflows=on(tmp_path / "data")) as server, server.http() as client:

@@ -194,7 +194,8 @@ workflow_variables = Table(
     Column("answer", LargeBinary),
     Index("workflow_variables_by_task", "run", "row", "path"),
 )
-"""Values from outside that runs on servers asked for; `answer` is null until one is set."""
+"""Values from outside that runs on servers asked for; `answer` is null until one is set, and empty once its row has
+ended."""
 
 _TRACES = MetaData()
 

@@ -65,6 +65,13 @@ _PUT_ENDING = insert(workflow_endings).values(
 _FORGET_ROW = delete(workflow_tasks).where(
     workflow_tasks.c.run == bindparam("this"), workflow_tasks.c.row == bindparam("this_row")
 )
+_variable = workflow_variables.c
+_FORGET_ANSWERS = (
+    update(workflow_variables)
+    .where(_variable.run == bindparam("this"), _variable.row == bindparam("this_row"), _variable.answer.is_not(None))
+    .values(answer=b"")
+)
+"""Of a row that has ended. That they were set is still known."""
 _FORGET_TASKS = delete(workflow_tasks).where(workflow_tasks.c.run == bindparam("this"))
 _FORGET = tuple(
     delete(table).where(table.c.run == bindparam("this"))
@@ -277,9 +284,9 @@ class ServedRunTable:
     def end_row(
         self, tenant: str, run: str, row: int, result: bytes, *, failed: bool, calls: bytes = b""
     ) -> Future[None]:
-        """Keep the result of a row, and what is to be kept of its calls, instead of its nodes' values. Its number is
-        the next of those that are kept, so that there is no gap. The future raises `QuotaExceeded` if the tenant's runs
-        have no room for it."""
+        """Keep the result of a row, and what is to be kept of its calls, instead of its nodes' values and the answers
+        of its variables. Its number is the next of those that are kept, so that there is no gap. The future raises
+        `QuotaExceeded` if the tenant's runs have no room for it."""
 
         def work(connection: Connection) -> None:
             size = len(result) + len(calls)
@@ -288,6 +295,7 @@ class ServedRunTable:
             connection.execute(_PUT_ROW, {"run": run, "row": row, "result": result})
             connection.execute(_PUT_ENDING, {"this": run, "this_row": row, "has_failed": int(failed)})
             connection.execute(_FORGET_ROW, {"this": run, "this_row": row})
+            connection.execute(_FORGET_ANSWERS, {"this": run, "this_row": row})
             if calls:
                 connection.execute(_PUT_TRACE, {"run": run, "row": row, "calls": calls})
 

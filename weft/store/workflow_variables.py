@@ -1,7 +1,7 @@
 """Rows of variables: values from outside that runs of workflows on servers wait for. Answers are opaque.
 
 A variable is asked for before it can be set, and set once. It stays until its run is deleted, so a second answer is
-refused after a restart too.
+refused after a restart too. Its answer goes when its row ends.
 """
 
 from __future__ import annotations
