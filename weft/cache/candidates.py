@@ -228,8 +228,7 @@ class Candidates:
         tenant."""
         found: Counter[str] = Counter()
         for node in self._up_to(self._passed):
-            if node.copies or not node.is_explicit:
-                found[node.owner] += node.num_pages
+            found[node.owner] += node.num_pages
         return found
 
     def _up_to(self, rows: Iterable[int]) -> Iterator[Node]:

@@ -170,7 +170,13 @@ class KVCache:
                 break
             part = node if node.num_pages <= budget else self.index.split(node, budget)
             if not self.tiers.promote(part, now, spares_kept=table.spares_kept):
-                break
+                # What is free, where nothing else can be given up before a part of this is back.
+                free = self.tiers.device.num_free
+                if not 0 < free < part.num_pages:
+                    break
+                part = self.index.split(part, free)
+                if not self.tiers.promote(part, now, spares_kept=table.spares_kept):
+                    break
             num_brought += part.num_pages
             start = part
             if part is not node:
@@ -268,6 +274,10 @@ class KVCache:
         if whole < table.num_indexed:
             node = self.index.node_at(table, whole)
             if keep > whole:
+                # Its page alone: a reference locks the whole run that the page is in.
+                cut = self.tiers.node_of[table.pages[whole]]
+                if cut is not None and cut.num_pages > 1:
+                    self.index.split(cut, 1)
                 self.tiers.share_ref(table.pages[whole])
             self.tiers.lock(node)
             self.tiers.unlock(table.node, now)

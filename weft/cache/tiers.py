@@ -53,6 +53,8 @@ class TieredPages:
         """Device pages of nodes without locks, but for those of `num_movable`."""
         self.num_movable = 0
         """Of explicit nodes without locks, the device pages that have no host copy: they take as many of the host."""
+        self.movable_pages: Counter[str] = Counter()
+        """Those by tenant."""
         self.num_kept = 0
         """Host pages of explicit nodes: nothing else gets them."""
         self.evictable_pages: Counter[str] = Counter()
@@ -133,6 +135,7 @@ class TieredPages:
     def _count_unlocked(self, node: Node, num_pages: int) -> None:
         if node.is_explicit and not node.copies:
             self.num_movable += num_pages
+            self.movable_pages[node.owner] += num_pages
         else:
             self.num_evictable += num_pages
             self.evictable_pages[node.owner] += num_pages
@@ -172,7 +175,7 @@ class TieredPages:
     def num_kept_for_shares(self, now: float, but: str | None = None) -> int:
         """Evictable device pages that are kept for the shares of tenants, but for tenant `but`. An estimate, which is
         right once `allocate` has found that no others are left."""
-        return self.candidates.num_kept(self.evictable_pages, now, but)
+        return self.candidates.num_kept(self.evictable_pages + self.movable_pages, now, but)
 
     def excess_in_use(self, tenant: str) -> float:
         """Device pages beyond its share that a tenant holds and that cannot be evicted; negative: there are none."""
@@ -383,6 +386,7 @@ class TieredPages:
         node.copies = self.host.allocate(node.num_pages)
         if node.is_explicit:
             self.num_movable -= node.num_pages
+            self.movable_pages[node.owner] -= node.num_pages
             self._count_evictable(node, node.num_pages)
             self.num_kept += node.num_pages
         for page, host_page in zip(node.pages, node.copies, strict=True):

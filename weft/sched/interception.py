@@ -240,6 +240,7 @@ class Interception:
         computed again. Forks that wait for it go on alone."""
         self._sequences.release_pending_forks(sequence, now)
         self._sequences.queue.gave_up(sequence.seq)
+        end = sequence.wait.end if sequence.wait is not None and sequence.returning else None
         self.unpark(sequence, now)
         is_idle = sequence.state is SequenceState.IDLE
         kind = sequence.wait_kind if is_idle else WaitKind.QUEUE
@@ -255,6 +256,8 @@ class Interception:
             sequence.table, sequence.index_keys, _num_written(sequence), now, wait=wait, fence=sequence.last_step
         )
         sequence.wait = wait
+        if end is not None:
+            self._mark(wait, end)  # the rest of what it had is still on the host
         if sequence.retained is not None:
             self._cache.retention.attach(sequence.retained, wait)
         sequence.returning = False
@@ -340,7 +343,7 @@ class Interception:
             if action in ("swap", "swap_in_budget"):
                 self._move_out(wait, action, now)
             self.closed.add(wait)
-        if kind and hold is None and sequence.num_prompt and self._config.prefix_cache:
+        if kind and hold is None and 0 < sequence.num_prompt <= len(tokens) and self._config.prefix_cache:
             self.closed.add_turn(sequence, wait)
 
     def _discard(self, sequence: Sequence, kind: str, now: float, fence: int | None) -> None:

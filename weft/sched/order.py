@@ -447,5 +447,5 @@ class FairOrder:
         _sweep(self._heap)
         for level in self._levels.values():
             level.sweep()
-        self._levels = {name: level for name, level in self._levels.items() if level.heap or level.lanes}
+        self._levels = {name: level for name, level in self._levels.items() if level.heap}
         self._until_sweep = max(MIN_SWEEP, len(self._heap) + sum(len(level.lanes) for level in self._levels.values()))

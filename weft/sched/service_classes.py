@@ -167,7 +167,7 @@ class ServiceClasses:
     def _count(self, sequence: Sequence, num_tokens: int) -> None:
         objective = sequence.objective
         self._num_tokens[objective] = self._num_tokens.get(objective, 0) + num_tokens
-        self._idle_since_s.pop(SERVICE[objective], None)
+        self._idle_since_s.pop(_served_as(sequence), None)
 
     def _next_prompt(self, most: int) -> StepShape:
         """The foreground prompt that this step goes on with, as far as is known before its rows are chosen: at most
@@ -224,7 +224,7 @@ class ServiceClasses:
         running: dict[int, list[Sequence]] = {}
         for sequence in table.running.values():
             if sequence.has_work:
-                running.setdefault(SERVICE[sequence.objective], []).append(sequence)
+                running.setdefault(_served_as(sequence), []).append(sequence)
         for service in (LATENCY, THROUGHPUT, BATCH):
             if not running.get(service) and not table.queue.num_of(service):
                 self._idle_since_s.pop(service, None)
@@ -239,3 +239,9 @@ class ServiceClasses:
             if first is not None:
                 self._promoted[service] = first
                 table.set_service(first, FIRST)
+
+
+def _served_as(sequence: Sequence) -> int:
+    """The service that a sequence takes from others of it. One whose deadline leaves no time is served as `latency`."""
+    has_no_time = sequence.objective == "deadline" and not sequence.is_background
+    return LATENCY if has_no_time else SERVICE[sequence.objective]

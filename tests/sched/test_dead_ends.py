@@ -1,0 +1,151 @@
+"""States in which nothing could go on, although something could be done; and services that never came to their turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sched.stepping import Stepped
+from weft.core import wire
+from weft.core.clock import ManualClock
+from weft.core.ids import pack_tokens
+from weft.core.sampling import StopParams
+from weft.engine.engine import Engine
+from weft.sched import interception
+from weft.sched.scheduler import SchedulerConfig
+from weft.testing.fake_worker import FakeWorker, fake_spec
+
+
+@pytest.mark.parametrize("policy", ["lru", "min_waste"])
+def test_a_return_takes_what_room_there_is_where_explicit_pages_cannot_move(policy: str) -> None:
+    """The host tier is full of the KV that returns: explicit pages have nowhere to go before a part of it is back."""
+    s = Stepped(num_pages=20, num_host_pages=15, policy=policy)
+    s.open(1, [7] * 120)
+    s.generate(1, 1)
+    s.run()
+    s.now += 1
+    program = s.program(1, 10)
+    s.run()
+    program.feed([1, 2, 3])
+    s.run()
+    s.open(2, [8] * 79)
+    s.generate(2, 2)
+    s.run()
+    s.release(2)
+    s.run()
+    program.wait("http")
+    assert s.cache.tiers.host.num_free == 0
+    returned = s.generate(1, 2)
+    s.run()
+    assert s.generations[returned].ending is not None
+
+
+def test_pages_kept_for_shares_of_tenants_do_not_stop_the_only_return() -> None:
+    """Giving up pages of one tenant uncovers explicit ones, which are kept for its share too."""
+    s = Stepped(num_pages=26, num_host_pages=64, policy="min_waste", space_fraction=0.9)
+    s.open(3, [7] * 39, tenant="comes")
+    s.generate(3, 2)
+    s.run()
+    s.program(1, 12)
+    s.open(1, [5] * 31, tenant="idle")
+    s.generate(1, 2)
+    s.run()
+    s.open(9, [9] * 8, tenant="")
+    s.generate(9, 3)
+    s.run()
+    s.release(9)
+    s.open(2, s.known[1][:32] + [6] * 17, tenant="idle")
+    s.generate(2, 2)
+    s.run()
+    s.release(2)
+    s.say(wire.Demote(op=900, seq=3))
+    s.run()
+    s.program(2, s.cache.tiers.device.num_free - 1)
+    returned = s.generate(3, 2)
+    while s.generations[returned].ending is None:
+        was_idle = not s.in_flight
+        step = s.turn()
+        assert not (was_idle and step.is_empty)
+
+
+def test_a_sequence_that_filled_the_device_goes_on_after_it_was_cut_within_a_page() -> None:
+    told: list[wire.Event] = []
+    spec = fake_spec(page_size=16, num_device_pages=64, num_slots=6, max_context=1024)
+    config = SchedulerConfig(max_context=1024, max_running=4, max_step_tokens=256, vocab_size=1000)
+    clock = ManualClock()
+    engine = Engine(FakeWorker(spec), config, lambda client, envelope: told.extend(envelope.events), clock=clock)
+
+    def run(*commands: wire.Command) -> None:
+        engine.submit(1, commands)
+        while engine.busy:
+            clock.advance(0.01)
+            engine.advance()
+            engine.step()
+        engine.publish(0)
+
+    def generate(op: int) -> wire.Generate:
+        return wire.Generate(seq=1, op=op, stop=StopParams(max_tokens=4))
+
+    run(wire.Open(seq=1), wire.Append(seq=1, op=2, tokens=pack_tokens([i % 900 for i in range(1015)])), generate(3))
+    assert engine.cache.tiers.device.num_free == 0
+    run(wire.Truncate(seq=1, num_tokens=500))
+    assert engine.cache.num_available == 32
+    run(wire.Append(seq=1, op=4, tokens=pack_tokens([7] * 20)), generate(5))
+    assert [event.op for event in told if isinstance(event, wire.Finished)] == [3, 5]
+
+
+def test_what_has_not_come_back_yet_stays_that_of_a_return_that_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = Stepped(num_pages=24, num_host_pages=40, policy="min_waste")
+    s.open(1, [1] * 128)
+    s.generate(1, 2)
+    s.run()
+    s.now += 1
+    s.say(wire.Demote(op=900, seq=1))
+    s.run()
+    monkeypatch.setattr(interception, "UNMEASURED_COPIES", 2)
+    monkeypatch.setattr(interception, "IDLE_COPIES", 2)
+    s.generate(1, 1)
+    for _ in range(4):
+        s.turn()
+    s.say(wire.Cancel(seq=1))
+    s.settle()
+    s.open(2, [2] * 150, priority=-3)
+    s.generate(2, 1)
+    for _ in range(3):
+        s.turn()
+    wait = s.sequence(1).wait
+    assert wait is not None
+    assert wait.end is not None
+    assert wait.end.depth_pages == 17  # what is on the host still, behind the pages that came back
+
+
+def test_deadlines_that_leave_no_time_do_not_stop_throughput_for_good() -> None:
+    s = Stepped(num_pages=64, policy="lru", max_running=1, check_every=1000, aging_s=30.0)
+    live: dict[int, int] = {}
+    s.open(1, [1] * 8, objective="throughput")
+    waits = s.generate(1, 3)
+    number = 100
+    while s.now < 60 and not s.generations[waits].tokens:
+        while len(live) < 3:
+            number += 1
+            s.open(number, [number % 900] * 8, objective="deadline", deadline_s=1.0)
+            live[number] = s.generate(number, 3)
+        s.turn()
+        s.now += 0.1
+        for seq, op in list(live.items()):
+            if s.generations[op].ending is not None:
+                s.release(seq)
+                del live[seq]
+    assert s.generations[waits].tokens
+
+
+def test_priorities_that_nothing_waits_at_are_forgotten() -> None:
+    s = Stepped(num_pages=64, policy="lru", max_running=1, check_every=10**9, max_context=400)
+    for seq, tenant, length in ((1, "a", 300), (2, "b", 2), (3, "c", 2)):
+        s.open(seq, [seq] * 8, tenant=tenant)
+        s.generate(seq, length)
+        s.turn()
+    for priority in range(1, 2000):
+        s.say(wire.SetPriority(seq=2, priority=priority))
+    order = s.scheduler.sequences.queue.order
+    order._sweep()
+    assert len(order._levels) <= 3
