@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.sched.stepping import Stepped
@@ -149,3 +151,36 @@ def test_priorities_that_nothing_waits_at_are_forgotten() -> None:
     order = s.scheduler.sequences.queue.order
     order._sweep()
     assert len(order._levels) <= 3
+
+
+def test_a_pin_keeps_what_comes_back_from_the_host() -> None:
+    s = Stepped(num_pages=24, num_host_pages=40, policy="min_waste")
+    pinned = pack_tokens([1] * 64)
+    s.open(1, [1] * 64)
+    s.generate(1, 1)
+    s.run()
+    s.release(1)
+    s.say(wire.Demote(op=900, tokens=pinned))
+    s.run()
+    s.say(wire.Retain(op=901, tokens=pinned, weight=math.inf, ttl_s=math.inf))
+    s.open(2, [1] * 64 + [2] * 3)
+    s.generate(2, 1)
+    s.run()
+    s.release(2)
+    assert all(node.on_device and node.locks for node in s.cache.retention.pinned())
+
+
+def test_a_refused_hold_of_a_context_that_was_cut_ends_once() -> None:
+    s = Stepped(num_pages=24, policy="min_waste")
+    for seq in (1, 2):
+        s.open(seq, [5] * 120, tenant=f"tenant{seq}")
+        s.generate(seq, 2)
+        s.run()
+        s.truncate(seq, 104)
+        s.run()
+        s.say(wire.Hold(seq=seq, ttl_s=60.0, op=70 + seq))
+        s.known.pop(seq)
+    assert len(s.events_of(71)) == 1
+    s.run()
+    s.say(wire.ResetPrefixCache())
+    assert not s.cache.trees()

@@ -181,6 +181,8 @@ class KVCache:
             start = part
             if part is not node:
                 break
+        if num_brought:
+            self.retention.lock_pins()
         return start, num_brought
 
     # Writing
