@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +20,7 @@ def test_its_data_is_in_a_folder_of_its_own(where: str, tmp_path: Path, monkeypa
     used: list[Path] = []
 
     @contextlib.contextmanager
-    def instead(command: list[str], environment: Mapping[str, str], port: int) -> Iterator[str]:
+    def instead(command: list[str], environment: Mapping[str, str], port: int) -> Iterator[server.ServerProcess]:
         with monkeypatch.context() as there:
             for name in ("WEFT_DATA", "WEFT_PROGRAMS_DATA_DIR"):
                 there.delenv(name, raising=False)
@@ -28,7 +29,7 @@ def test_its_data_is_in_a_folder_of_its_own(where: str, tmp_path: Path, monkeypa
             config = load(file=Path(command[command.index("--config") + 1]), environment=environment).config
             used.append(data_folder(config.programs))
         used[-1].mkdir(exist_ok=True)
-        yield "http://127.0.0.1:1"
+        yield server.ServerProcess("http://127.0.0.1:1", cast(Any, None))
 
     monkeypatch.setattr(server, "server_process", instead)
     settings = load()

@@ -60,6 +60,8 @@ class ServerProcess:
     def stopped(self) -> Iterator[None]:
         """Within, it takes no processor time: some servers look for requests without a pause."""
         self._signal(signal.SIGSTOP)
+        # Sent is not stopped yet: wait for that, or for its end, which is left for `Popen` to see.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         try:
             yield
         finally:
