@@ -1,4 +1,5 @@
-"""States in which nothing could go on, although something could be done; and services that never came to their turn."""
+"""States in which nothing could go on although something could be done, KV that was kept or lost for good, and work
+that never came to its turn."""
 
 from __future__ import annotations
 

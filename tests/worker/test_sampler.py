@@ -360,3 +360,13 @@ def test_slots_that_are_set_again_and_again_take_no_more_memory():
     for slot in range(6):
         table.set(slot_set(slot, SamplingParams()))
     assert (table.counts.row_of_slot == -1).all()
+
+
+@WAYS
+def test_edits_that_overflow_leave_the_most_probable_token(way):
+    params = SamplingParams(repetition_penalty=0.01, top_p=0.5, top_k=3, min_p=0.1)
+    table = table_of(slot_set(0, params, prompt=[2, 5]), slot_set(1, SamplingParams()), vocab_size=200)
+    logits = torch.zeros(2, 200, dtype=torch.float32)
+    logits[0, [2, 5]] = 3e38
+    logits[1, 7] = 90.0
+    assert sample(table, logits, sampling_batch([0, 1], [0, 1], [0.9, 0.9]), **way) == [2, 7]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
-from weft.abi.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest, WeftError
 from weft.cli.run_values import Screen
 from weft.client import Client
 
@@ -25,8 +25,8 @@ def run_on_server(
     program: str | None = None
     with Client(url, api_key=api_key) as client, ExitStack() as stack:
         if content.startswith(b"\0asm"):
-            program = client.programs.upload(f"{file.stem}-{secrets.token_hex(4)}", content).name
-            stack.callback(client.programs.delete, program)
+            program = client.programs.upload(f"{file.stem[:55]}-{secrets.token_hex(4)}", content).name
+            stack.callback(_delete, client, program)
         else:
             try:
                 source = content.decode()
@@ -36,3 +36,8 @@ def run_on_server(
         # Closing the stream, as Ctrl-C does too, ends the run.
         with closing(client.programs.stream(program, args, source=source, **rest)) as events:
             return screen.follow(events, log_of=client.runs.logs)
+
+
+def _delete(client: Client, program: str) -> None:
+    with suppress(WeftError):  # what ended the run is what the user has to know
+        client.programs.delete(program)

@@ -103,7 +103,8 @@ class SlotTable:
             self.allowed[slot] = self._mask_of(params.allowed_token_ids)
         if state.stop_ids:
             stop_ids = np.unique(np.array(state.stop_ids, np.int64))
-            self.stop_ids[slot] = stop_ids[stop_ids < self.vocab_size]  # a model may name others as the end
+            # A model may name others as its end.
+            self.stop_ids[slot] = stop_ids[(stop_ids >= 0) & (stop_ids < self.vocab_size)]
         if params.has_penalties or params.bad_words:
             self._set_history(slot, params, self._unpack(state.prompt), self._unpack(state.output))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -52,24 +51,30 @@ class ServerProcess:
     """A server that is ready, and the processes that it has started."""
 
     def __init__(self, url: str, process: subprocess.Popen[bytes]):
-        """`process` leads a group of its own."""
         self.url = url
         self._process = process
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """Within, it takes no processor time: some servers look for requests without a pause."""
-        self._signal(signal.SIGSTOP)
-        # Sent is not stopped yet: wait for that, or for its end, which is left for `Popen` to see.
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        import psutil
+
+        processes: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server = psutil.Process(self._process.pid)
+            processes = [server, *server.children(recursive=True)]
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        if processes:
+            # Sent is not stopped yet: wait for that, or for its end, which is left for `Popen` to see.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         try:
             yield
         finally:
-            self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.poll() is None:  # once it was waited for, its number may be another's
-            os.killpg(self._process.pid, number)
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
 
 
 @contextlib.contextmanager
@@ -83,9 +88,7 @@ def server_process(
 ) -> Iterator[ServerProcess]:
     """Start a server; yields it when it answers the path `ready`, and ends it. Raises `WeftError` if it ends before. It
     writes to `log`, or to the benchmark's own output."""
-    process = subprocess.Popen(  # noqa: S603
-        command, env=environment, stdout=log, stderr=log, start_new_session=True
-    )
+    process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)  # noqa: S603
     try:
         _wait_ready(process, port, ready)
         yield ServerProcess(f"http://{HOST}:{port}", process)

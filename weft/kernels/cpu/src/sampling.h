@@ -323,11 +323,14 @@ Tokens heavy_tokens(const float* x, int64_t size, const Weigh& weigh, float leas
     return found;
 }
 
-// A token of a row whose largest logit is finite; the largest of its blocks are in `scratch.blocks`.
+// A token of a row; the largest of its blocks are in `scratch.blocks`. Where edits have made the largest infinite, or a
+// temperature is zero as a float, no weight would be a number.
 int64_t draw_token(const float* x, int64_t size, const Sampler& how, Largest largest, float smallest,
                    const DrawScratch& scratch) {
-    if (how.temperature == 0) return argmax_of(x, size, scratch.blocks, largest.value);
-    const Weigh weigh(largest.value, (float)how.temperature, smallest);
+    const float temperature = (float)how.temperature;
+    if (temperature == 0 || largest.nan || !is_finite(largest.value))
+        return argmax_of(x, size, scratch.blocks, largest.value);
+    const Weigh weigh(largest.value, temperature, smallest);
     const int64_t num_blocks = (size + kSumBlock - 1) / kSumBlock;
     const float min_p = (float)how.min_p;
     if (!how.top_k)
