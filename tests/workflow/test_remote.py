@@ -47,6 +47,19 @@ def tell(topic: Any) -> Any:
     return {"text": first, "loud": ops.function(shout, topic), "low": ops.function(whisper, topic)}
 
 
+class Through:
+    """A server whose calls go to a client."""
+
+    def __init__(self, client: Client):
+        self._client = client
+
+    def workflow_server(self) -> Any:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client.workflows, name)
+
+
 @pytest.fixture(scope="module")
 def shared() -> Iterator[RunningServer]:
     with running() as server:
@@ -230,17 +243,12 @@ def test_an_interrupted_run_goes_on(client: Client, tmp_path: Path) -> None:
     class Interrupted(BaseException):
         pass
 
-    class Stopping:
+    class Stopping(Through):
         """A client that is interrupted after some events."""
 
         def __init__(self, most: int):
+            super().__init__(client)
             self.most = most
-
-        def workflow_server(self) -> Any:
-            return self
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(client.workflows, name)
 
         def events(self, run_id: str, after: int = 0) -> Any:
             calls.append(run_id)
@@ -279,13 +287,7 @@ def test_a_lost_connection_goes_on_behind_the_last_result(
     monkeypatch.setattr("weft.workflow.remote.FIRST_PAUSE_S", 0.0)
     afters: list[str] = []
 
-    class Losing:
-        def workflow_server(self) -> Any:
-            return self
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(client.workflows, name)
-
+    class Losing(Through):
         def events(self, run_id: str, after: str = "0") -> Any:
             afters.append(after)
             rows = 0
@@ -295,7 +297,7 @@ def test_a_lost_connection_goes_on_behind_the_last_result(
                 if rows == 2:
                     raise error
 
-    results = tell.run(ROWS, on=Losing())
+    results = tell.run(ROWS, on=Losing(client))
     assert [result["loud"] for result in results] == [f"TOPIC {number}" for number in range(6)]
     assert afters == ["0", "2", "4", "6"]
 
@@ -304,13 +306,7 @@ def test_an_event_that_cannot_be_read_ends_the_run(client: Client, monkeypatch: 
     monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.0)
     afters: list[str] = []
 
-    class Failing:
-        def workflow_server(self) -> Any:
-            return self
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(client.workflows, name)
-
+    class Failing(Through):
         def events(self, run_id: str, after: str = "0") -> Any:
             afters.append(after)
             assert len(afters) <= remote.MAX_LOST + 1
@@ -318,7 +314,7 @@ def test_an_event_that_cannot_be_read_ends_the_run(client: Client, monkeypatch: 
             raise WeftError("this event cannot be read")
 
     with pytest.raises(WeftError, match="this event cannot be read"):
-        tell.run(ROWS, on=Failing())
+        tell.run(ROWS, on=Failing(client))
     assert afters == ["0"] * (remote.MAX_LOST + 1)
 
 

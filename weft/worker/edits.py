@@ -115,7 +115,8 @@ def _penalize_row(row: npt.NDArray[np.floating], slots: SlotTable, slot: int) ->
     x = row[seen]
     repetition = x.dtype.type(slots.repetition[slot])
     num_output = counts[seen] >> IN_PROMPT.bit_length()
-    x = np.where(x > 0, x / repetition, x * repetition)
+    with np.errstate(over="ignore"):  # infinite is a defined outcome
+        x = np.where(x > 0, x / repetition, x * repetition)
     row[seen] = x - (slots.frequency[slot] * num_output + slots.presence[slot] * (num_output > 0)).astype(x.dtype)
 
 
