@@ -160,6 +160,7 @@ def intercepted(count: int) -> tuple[PageRuns, Load]:
         kind=np.where(generator.random(count) < 0.1, 0, generator.integers(1, 7, count)),
         num_tokens=16 * pages + generator.integers(0, 8000, count),
         num_pages=pages,
+        num_behind=np.where(generator.random(count) < 0.1, 16 * generator.integers(1, 400, count), 0),
         has_copy=generator.random(count) < 0.3,
         over_share=generator.random(count) < 0.1,
         weight=np.where(generator.random(count) < 0.02, 1.0, 0.0),
@@ -176,7 +177,7 @@ def intercepted(count: int) -> tuple[PageRuns, Load]:
 
 
 def decision_us(policy: str, count: int = INTERCEPTED, needed: int = 2000, rounds: int = 200) -> float:
-    """Processor microseconds to rank `count` runs and choose those that free `needed` pages: median of `rounds`.
+    """Processor microseconds to rank `count` runs, moved and forgotten, and choose those that free `needed` pages: median of `rounds`.
 
     Raises `RuntimeError` where fewer pages are freed.
     """
@@ -192,6 +193,7 @@ def decision_us(policy: str, count: int = INTERCEPTED, needed: int = 2000, round
         step = load._replace(now=load.now + number / 100)
         began = time.thread_time()
         rows = first_to_give_up(chooser.rank(runs, step), runs, needed)
+        chooser.rank(runs, step, may_move=False)
         times.append((time.thread_time() - began) * 1e6)
         if runs.num_pages[rows].sum() < needed:
             raise RuntimeError(f"{policy} frees {runs.num_pages[rows].sum()} of {needed} pages")

@@ -26,7 +26,8 @@ class Kept:
     def rank(self, runs: PageRuns, now: float) -> Ranking:
         self.seen.append(runs)
         kept = runs.order % 2 == 0
-        return Ranking(kept * 100.0 + runs.order, np.ones(len(kept), np.bool_), kept, runs.kind > 1)
+        values = kept * 100.0 + runs.order
+        return Ranking(values, np.ones(len(kept), np.bool_), kept, runs.kind > 1, values)
 
     def add(self, number: int, num_pages: int, parent: Node | None = None, *, explicit: bool = False) -> Node:
         node = Node(number, parent or self.root, bytes(PAGE_BYTES * num_pages), num_pages, PAGE_BYTES, 0.0)
@@ -74,12 +75,54 @@ def test_what_is_passed_over_is_not_kept() -> None:
     assert kept.num_kept(a=10) == 5
 
 
+def test_what_a_step_cannot_move_any_more_is_ranked_as_forgotten_and_so_is_what_is_left_of_it() -> None:
+    class Costly(Kept):
+        def rank(self, runs: PageRuns, now: float) -> Ranking:
+            values, no = runs.order.astype(np.float64), np.zeros(len(runs.order), np.bool_)
+            return Ranking(values, runs.order < 3, no, no, values + 10.0 * (runs.order < 3))
+
+    costly = Costly()
+    candidates = costly.candidates
+    first, second, third = (costly.add(number, 2) for number in (1, 2, 3))
+    place = candidates.first_place if candidates.first(0.0) is first else None
+    assert place is not None
+    assert place.moves
+    assert place.forgotten == 11.0
+    candidates.discard(first)
+    rest = costly.add(1, 1)
+    candidates.keep_place(rest, place)
+    for node in (rest, second):
+        assert candidates.first(0.0) is node
+        candidates.cannot_move(node)
+    assert candidates.first(0.0) is third
+    assert not candidates.first_place.moves
+    candidates.discard(third)
+    assert candidates.first(0.0) is rest
+    assert (candidates.first_place.value, candidates.first_place.moves) == (11.0, False)
+    candidates.begin()
+    assert candidates.first(0.0) is rest
+    assert candidates.first_place.moves, "the next step has a budget of its own"
+
+
+def test_what_only_the_host_has_behind_a_run_is_told() -> None:
+    kept = Kept()
+    node = kept.add(1, 2)
+    for number, count in ((2, 3), (3, 4)):
+        part = Node(number, node, bytes([number] * PAGE_BYTES * count), count, PAGE_BYTES, 0.0)
+        part.on_device = False
+        node.children[part.key] = part
+    kept.candidates.add(node)
+    kept.candidates.first(0.0)
+    assert kept.seen[-1].num_behind.tolist() == [7 * 4]
+
+
 def test_copies_are_made_in_the_order_of_giving_up() -> None:
     class Some(Kept):
         def rank(self, runs: PageRuns, now: float) -> Ranking:
             order = runs.order.astype(np.float64)
             no = np.zeros(len(order), np.bool_)
-            return Ranking(np.where(order == 3, np.inf, -order), order != 5, no, no)
+            values = np.where(order == 3, np.inf, -order)
+            return Ranking(values, order != 5, no, no, values)
 
     some = Some()
     nodes = [some.add(number, 1) for number in range(7)]

@@ -23,7 +23,8 @@ PAGE = 8
 def longest_first(runs: PageRuns, now: float) -> Ranking:
     """Another order than that of use."""
     kept = np.zeros(len(runs.order), np.bool_)
-    return Ranking(-runs.num_tokens.astype(float) - runs.weight, runs.order % 2 == 0, kept, runs.order % 3 == 0)
+    values = -runs.num_tokens.astype(float) - runs.weight
+    return Ranking(values, runs.order % 2 == 0, kept, runs.order % 3 == 0, values + runs.num_behind)
 
 
 RANKERS: dict[str, Ranker] = {"lru": least_recently_used, "longest first": longest_first}

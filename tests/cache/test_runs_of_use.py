@@ -6,10 +6,11 @@ import math
 from array import array
 
 import numpy as np
+import pytest
 
 from weft.cache.integrity import check_integrity
 from weft.cache.manager import KVCache
-from weft.cache.nodes import Node, Wait, waits_for
+from weft.cache.nodes import Node, Wait, parts_behind
 from weft.cache.runs import PREFIX, UNUSED, PageRuns, Ranking
 from weft.core.ids import pack_tokens
 
@@ -29,7 +30,7 @@ class Noted:
         def rank(runs: PageRuns, now: float) -> Ranking:
             self.runs.append(runs)
             count = len(runs.since_s)
-            return Ranking(runs.since_s, np.full(count, self.moves), *np.zeros((2, count), np.bool_))
+            return Ranking(runs.since_s, np.full(count, self.moves), *np.zeros((2, count), np.bool_), runs.since_s)
 
         def note(tenant: str, kind: str, seconds: float, was_used: bool, since_s: float = math.nan) -> None:
             (self.told if was_used else self.given_up).append((kind, seconds))
@@ -105,7 +106,7 @@ def test_a_run_that_goes_page_by_page_is_one_run_on_the_host_and_is_ranked_as_it
     assert [node.num_pages for node in nodes] == [5, 3], "the rest on the device, and all that went"
     assert [node.on_device for node in nodes] == [True, False]
     assert wait.end is nodes[1]
-    assert list(waits_for(nodes[0])) == [wait]
+    assert parts_behind(nodes[0]) == [nodes[1]]
     noted.leave([20] * 4, 9.0)
     last = noted.runs[-1]
     assert "tool" in [last.kinds[kind] for kind in last.kind.tolist()]
@@ -122,6 +123,29 @@ def test_what_is_not_worth_a_copy_leaves_the_host_first_and_gets_none() -> None:
     noted.moves = True
     noted.leave([3] * 16, 3.0)
     assert noted.cache.tiers.host.num_free < 32
+
+
+@pytest.mark.parametrize("costs_more", [True, False])
+def test_where_a_step_can_copy_no_more_what_has_a_copy_may_go_first(costs_more: bool) -> None:
+    """Two runs of the same age, and the younger one has a copy on the host."""
+    noted = Noted(8, 8)
+    tiers = noted.cache.tiers
+
+    def rank(runs: PageRuns, now: float) -> Ranking:
+        no = np.zeros(len(runs.order), np.bool_)
+        forgotten = runs.since_s + 100.0 * (costs_more & ~runs.has_copy)
+        return Ranking(runs.since_s, ~no, no, no, forgotten)
+
+    tiers.candidates.rank = tiers.host_candidates.rank = rank
+    noted.leave([1] * 16, 1.0)
+    noted.leave([2] * 16, 2.0)
+    (tree,) = noted.cache.trees().values()
+    older, younger = sorted(tree.root.children.values(), key=lambda node: node.last_used_s)
+    assert noted.cache.copy_out(younger)
+    noted.step()
+    tiers.begin_step(0)
+    assert tiers.allocate(4, 3.0) is not None
+    assert (older.row >= 0, younger.on_device) == ((True, False) if costs_more else (False, True))
 
 
 def test_the_host_drops_what_was_used_longer_ago_be_it_on_the_device_too_or_not() -> None:

@@ -152,6 +152,61 @@ def waits_of(engine: Engine) -> list[Wait]:
     return [w for tree in engine.cache.trees().values() for node in tree.nodes() for w in node.waits.values()]
 
 
+def kinds_of_candidates(engine: Engine) -> list[str]:
+    candidates = engine.cache.tiers.candidates
+    return [candidates._kinds.names[candidates._ints[0, node.row]] for node in candidates.nodes()]
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_turn_whose_client_has_come_back_waits_for_the_device_alone(is_cancelled: bool) -> None:
+    """However long it has to: it is not taken for one that lasts longer than others of its kind."""
+    engine = Engine()
+    engine.plain(1, [7] * 30)
+    [wait] = waits_of(engine)
+    assert kinds_of_candidates(engine) == ["chat"]
+    engine.request(9, 8)
+    engine.turn()
+    for seq in (2, 3):  # a retry waits beside the first request
+        engine.say(
+            wire.Open(seq=seq),
+            wire.Append(seq=seq, op=10 * seq, tokens=pack_tokens([*[7] * 30, 5, 9])),
+            wire.Generate(seq=seq, op=10 * seq + 1, stop=StopParams(max_tokens=1)),
+        )
+        assert kinds_of_candidates(engine) == ["queue"]
+        assert wait.kind == "chat", "of this kind it was, and so it is counted"
+    engine.say(wire.Release(seq=2))
+    assert kinds_of_candidates(engine) == ["queue"]
+    if is_cancelled:
+        engine.say(wire.Release(seq=3))
+        assert kinds_of_candidates(engine) == ["chat"]
+        assert not wait.has_ended
+    else:
+        engine.run()
+        assert wait.has_ended
+    assert wait.num_returns == 0
+
+
+def test_kv_that_goes_while_its_return_waits_is_no_wait_that_lasted_longer() -> None:
+    policy = Noting()
+    engine = Engine(policy)
+    engine.plain(1, [7] * 30, kind="tools")
+    [wait] = waits_of(engine)
+    engine.request(2, 60, limit=29)
+    engine.turn()
+    engine.now = 50.0
+    engine.say(
+        wire.Open(seq=3),
+        wire.Append(seq=3, op=30, tokens=pack_tokens([*[7] * 30, 5, 9])),
+        wire.Generate(seq=3, op=31, stop=StopParams(max_tokens=1)),
+    )
+    while not wait.was_cut:
+        engine.turn()
+    assert engine.sequence(3).state is SequenceState.WAITING
+    engine.run()
+    engine.plain(4, [9] * 75)
+    assert [wait_s for _, kind, wait_s in policy.told if kind == "tools"] == [pytest.approx(47, abs=2)]
+
+
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_turn_of_which_a_shared_prefix_is_left_is_continued_by_its_own_tokens_alone(is_same: bool) -> None:
     engine, shared = Engine(), [6] * 16

@@ -8,13 +8,14 @@ each. Called by `weft.cache.tiers` alone.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from weft.cache.nodes import Node, waits_for
+from weft.cache.nodes import Node, parts_behind
 from weft.cache.runs import PREFIX, UNUSED, PageRuns, Ranker
 from weft.cache.shares import FairShares
 from weft.core.step import F64, I64, Bool
@@ -76,11 +77,13 @@ class RunPlace(NamedTuple):
     value: float
     """The smallest goes first."""
     moves: bool
-    """Whether it is worth a copy on the host."""
+    """Whether it is worth a copy on the host, and can get one in this step."""
     is_kept: bool
     """Whether it is kept for its tenant's share."""
     is_spared: bool
     """Whether it is spared from newcomers."""
+    forgotten: float
+    """Its value where it cannot get one."""
 
 
 class Candidates:
@@ -93,7 +96,9 @@ class Candidates:
         self._kinds = _Names(PREFIX, UNUSED, WaitKind.QUEUE, OTHER, most=MAX_KINDS)
         self._tenants = _Names("")
         self._floats = np.zeros((3, CHUNK))
-        self._ints = np.zeros((5, CHUNK), np.int64)
+        self._ints = np.zeros((6, CHUNK), np.int64)
+        self._forgotten = np.zeros(CHUNK)
+        """By row: as `RunPlace` has it."""
         self._bools = np.zeros((6, CHUNK), np.bool_)
         self._nodes: list[Node | None] = [None] * CHUNK
         self._free = list(range(CHUNK - 1, -1, -1))
@@ -151,20 +156,24 @@ class Candidates:
         self._ticket[row] = self._tickets
         youngest = None
         weight = 0.0
-        for wait in waits_for(node):
+        has_returned = False
+        behind = parts_behind(node) if node.children else []
+        for wait in itertools.chain(node.waits.values(), *[one.waits.values() for one in behind]):
             weight = max(weight, wait.weight)
+            has_returned |= wait.num_returns > 0
             if wait.kind != PREFIX and (youngest is None or wait.since_s >= youngest.since_s):
                 youngest = wait
         floats, ints, bools = self._floats, self._ints, self._bools
         tenant = self._tenants.number(node.owner)
         if youngest is None:
             floats[:, row] = node.last_used_s, np.nan, weight
-            ints[:, row] = not node.was_found, node.depth_pages, node.num_pages, node.node_id, tenant
+            kind = int(not node.was_found)
         else:
             expected_s = np.nan if youngest.expected_s is None else youngest.expected_s
             floats[:, row] = youngest.since_s, expected_s, weight
-            kind = self._number(youngest.group or youngest.kind)
-            ints[:, row] = kind, node.depth_pages, node.num_pages, node.node_id, tenant
+            kind = self._number(WaitKind.QUEUE if has_returned else youngest.group or youngest.kind)
+        num_behind = sum([one.num_pages for one in behind]) if behind else 0
+        ints[:, row] = kind, node.depth_pages, node.num_pages, node.node_id, tenant, num_behind
         bools[:, row] = True, bool(node.copies), False, False, node.is_explicit, False
         self._late.append((row, self._tickets))
 
@@ -207,7 +216,7 @@ class Candidates:
         """What the policy says of the candidate that `first` has returned."""
         value, _, row, _ = self._order[0]
         moves, is_kept, is_spared = self._bools[[_MOVES, _KEPT, _SPARED], row].tolist()
-        return RunPlace(value, moves, is_kept, is_spared)
+        return RunPlace(value, moves, is_kept, is_spared, float(self._forgotten[row]))
 
     def num_kept(self, evictable: Mapping[str, int], now: float, but: str | None) -> int:
         """Pages that are kept for the shares of tenants, but for one. `evictable`: by tenant, those without locks.
@@ -247,7 +256,16 @@ class Candidates:
         row, ticket = self._late.pop()
         assert row == node.row, "no other candidate has come since"
         self._bools[[_MOVES, _KEPT, _SPARED], row] = place.moves, place.is_kept, place.is_spared
+        self._forgotten[row] = place.forgotten
         heapq.heappush(self._order, (place.value, int(self._ints[3, row]), row, ticket))
+
+    def cannot_move(self, node: Node) -> None:
+        """The first candidate is worth a copy on the host, which the step cannot make any more: from now on it has the
+        place of one that would be forgotten."""
+        _, order, row, ticket = self._order[0]
+        assert row == node.row, "only the first candidate was to move"
+        self._bools[_MOVES, row] = False
+        heapq.heapreplace(self._order, (float(self._forgotten[row]), order, row, ticket))
 
     def skip(self, node: Node) -> None:
         """Pass over a candidate for the rest of the step."""
@@ -309,6 +327,7 @@ class Candidates:
         ranking = self.rank(self._runs(rows), now)
         self._bools[_MOVES, rows], self._bools[_KEPT, rows] = ranking.moves, ranking.kept
         self._bools[_SPARED, rows] = ranking.spared
+        self._forgotten[rows] = ranking.forgotten
         if ranking.kept.any():
             rows = rows[ranking.kept]
             self._kept = np.pad(self._kept, ((0, 0), (0, len(self._tenants.names) - self._kept.shape[1])))
@@ -331,6 +350,7 @@ class Candidates:
             kind=ints[0],
             num_tokens=ints[1] * self._page_size,
             num_pages=ints[2],
+            num_behind=ints[5] * self._page_size,
             has_copy=bools[_COPIED],
             over_share=self._over_share(ints[4]),
             weight=floats[2],
@@ -355,6 +375,7 @@ class Candidates:
         self._floats = np.concatenate([self._floats, np.zeros_like(self._floats)], axis=1)
         self._ints = np.concatenate([self._ints, np.zeros_like(self._ints)], axis=1)
         self._bools = np.concatenate([self._bools, np.zeros_like(self._bools)], axis=1)
+        self._forgotten = np.concatenate([self._forgotten, np.zeros_like(self._forgotten)])
         self._nodes += [None] * size
         self._ticket += [0] * size
         self._free += range(2 * size - 1, size - 1, -1)

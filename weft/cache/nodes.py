@@ -175,6 +175,7 @@ class Wait:
         "is_open",
         "kind",
         "num_kv",
+        "num_returns",
         "num_tokens",
         "request_id",
         "seq",
@@ -227,6 +228,8 @@ class Wait:
         """Of a closed sequence: from which waits this one is estimated; empty: those of its kind."""
         self.was_cut = False
         """Whether some of its KV is gone."""
+        self.num_returns = 0
+        """Of a closed sequence: those that continue it and wait for the device."""
         self.has_ended = False
         """Of a closed sequence: whether a request has continued it."""
         self.end: Node | None = None
@@ -259,19 +262,14 @@ def children_first(node: Node) -> Iterator[Node]:
     return reversed(nodes)
 
 
-def waits_for(node: Node) -> Iterator[Wait]:
-    """The waits for pages of a run that is a leaf on its tier: at its end, and below it, where parts are that only the
-    host has. Of many parts some of the last that came."""
-    yield from node.waits.values()
-    if not node.children:
-        return
-    parts = list(itertools.islice(reversed(node.children.values()), MAX_SIBLINGS_SCANNED))
-    for _ in range(MAX_SIBLINGS_SCANNED):
-        if not parts:
-            return
-        part = parts.pop(0)
-        yield from part.waits.values()
+def parts_behind(node: Node) -> list[Node]:
+    """The runs below one that is a leaf on its tier, which only the host has. Of many some of the last that came."""
+    parts = [node]
+    for part in parts:
         parts += itertools.islice(reversed(part.children.values()), MAX_SIBLINGS_SCANNED)
+        if len(parts) > MAX_SIBLINGS_SCANNED:
+            break
+    return parts[1 : 1 + MAX_SIBLINGS_SCANNED]
 
 
 def move_waits(source: Node, target: Node) -> None:

@@ -47,13 +47,15 @@ class RunUses:
 
     def gave_up(self, node: Node, keep: int, now: float) -> None:
         """The pages of `node` past the first `keep` are given up for good: what they were kept for took longer than
-        there was room for them. Noted once for a wait, and for a run that nothing waits for when all of it is gone."""
+        there was room for them. Noted once for a wait that goes on, and for a run that nothing waits for when all of it
+        is gone."""
         if not (node.waits or keep):
             self.observe(node.owner, _unawaited(node), now - node.last_used_s, False)
         for wait in node.waits.values():
             if not (wait.is_open or wait.was_cut or wait.kind == PREFIX):
                 wait.was_cut = True
-                self.observe(wait.tenant, wait.cohort or wait.kind, now - wait.since_s, False, wait.since_s)
+                if not wait.num_returns:
+                    self.observe(wait.tenant, wait.cohort or wait.kind, now - wait.since_s, False, wait.since_s)
 
 
 def _label(node: Node) -> str:

@@ -35,6 +35,8 @@ class PageRuns(NamedTuple):
     """[n] the context C: tokens from the start of the sequence to the end of the run."""
     num_pages: I64
     """[n] device pages that giving up the run frees; at least 1."""
+    num_behind: I64
+    """[n] tokens behind the run that only the host has: lost with it where it is forgotten."""
     has_copy: Bool
     """[n] a valid copy of the run is on the host."""
     over_share: Bool
@@ -65,6 +67,8 @@ class Ranking(NamedTuple):
     """[n] whether a run is kept from tenants that exceed their fair share. All others have smaller values."""
     spared: Bool
     """[n] whether a newcomer waits rather than have the run given up, as long as other sequences run."""
+    forgotten: F64
+    """[n] the values of runs that the step cannot move any more, so that they would be forgotten; no smaller ones."""
 
 
 class Ranker(Protocol):
@@ -79,4 +83,4 @@ def least_recently_used(runs: PageRuns, now: float) -> Ranking:
     """Runs that are retained after all others, then by the time of the last use."""
     values = np.where(runs.weight > 0, 1e18, 0.0) + runs.since_s
     none = np.zeros(len(values), np.bool_)
-    return Ranking(values, np.ones(len(values), np.bool_), none, none)
+    return Ranking(values, np.ones(len(values), np.bool_), none, none, values)

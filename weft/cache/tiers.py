@@ -5,8 +5,9 @@ tokens lead to them. Called by `weft.cache` alone.
 
 A run of pages is given up from its end, in the order of `Candidates`. If the host has a copy of it, nothing moves. If
 not, and the host has or can make room, the run is copied there (a *swap-out* in the step being built) as far as the
-step's budget of copies goes; otherwise it is forgotten. So on every path from the root, runs on the device come before
-runs that only the host has. A host copy stays valid when its run comes back to the device.
+step's budget of copies goes. Beyond that it is ranked again, as one that would be forgotten. So on every path from the
+root, runs on the device come before runs that only the host has; what is forgotten takes those behind it with it. A
+host copy stays valid when its run comes back to the device.
 """
 
 from __future__ import annotations
@@ -370,6 +371,8 @@ class TieredPages:
                 self._demote(node)
             elif node.is_explicit:
                 self.candidates.skip(node)
+            elif place.moves:
+                self.candidates.cannot_move(node)
             else:
                 self.uses.moved(node, wanted, "nowhere")
                 rest = node if wanted < node.num_pages else None

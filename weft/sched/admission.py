@@ -88,6 +88,8 @@ class Admission:
             self._reuse(sequence, acquired, tokens, arrival_s)
         if tokens and sequence.reuse_limit is None:
             self._cache.announce(sequence.table, tokens, len(sequence.tokens))
+        if sequence.continues is not None:
+            self._interception.closed.let_go(sequence)
         if sequence.returned_kind:
             self._interception.count_return(sequence)
         self.note_start(sequence, now)

@@ -76,17 +76,31 @@ class ClosedWaits:
                 self._cache.retention.supersede(turn.wait, arrival_s)
 
     def inherit(self, sequence: Sequence, now: float) -> None:
-        """Give a new sequence the age of the one that it continues, if it does."""
+        """Give a new sequence the age of the one that it continues, if it does, whose KV now waits for the device
+        alone."""
         tokens = sequence.index_keys.tobytes()
         match = self._cache.lookup(sequence.table, tokens, len(sequence.tokens))
         waits = self._continued(sequence, match, tokens)
         last = waits[-1] if waits else self._wait_without_kv(sequence, tokens)
         if last is not None:
+            sequence.continues = last
+            self._count_return(last, 1)
             place = sequence.place
             place.first_s, place.active_s, place.num_known = last.first_s, last.active_s, last.num_tokens
             has_kv = match.num_pages * self._cache.page_size >= MOST * last.num_tokens
             waited_s = now - last.since_s
             place.arrive(now, waited_s, self._config.return_order, self._config.aging_s, has_kv=has_kv)
+
+    def let_go(self, sequence: Sequence) -> None:
+        """A sequence does not wait for the device any more with the KV of the one that it continues. Idempotent."""
+        wait, sequence.continues = sequence.continues, None
+        if wait is not None:
+            self._count_return(wait, -1)
+
+    def _count_return(self, wait: Wait, change: int) -> None:
+        wait.num_returns += change
+        if wait.end is not None:
+            self._cache.tiers.wait_changed(wait.end)
 
     def end_continued(self, sequence: Sequence, match: Match, tokens: bytes, arrival_s: float) -> None:
         """End the waits that a new sequence, which arrived at `arrival_s`, continues: it supersedes them."""

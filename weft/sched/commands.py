@@ -214,7 +214,8 @@ class CommandHandler:
             tells_start=command.tells_start,
         )
         sequence.ops.append(op)
-        if others and config.prefix_cache and not sequence.high_water:
+        may_wait = others or self._state.sequences.running
+        if may_wait and config.prefix_cache and not sequence.high_water:
             self._state.interception.closed.inherit(sequence, now)
         self._arrive(sequence, now)
 

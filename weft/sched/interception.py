@@ -161,7 +161,9 @@ class Interception:
         load = self._load_at(now)
         policy = self.policy
         kept, spared = policy.kept(runs, load), policy.spares(runs, load)
-        return Ranking(policy.rank(runs, load), policy.moves(runs, load), kept, spared)
+        values = policy.rank(runs, load)
+        forgotten = policy.rank(runs, load, may_move=False) if load.host_pages else values
+        return Ranking(values, policy.moves(runs, load), kept, spared, forgotten)
 
     def _load_at(self, now: float) -> Load:
         if self._load is None:
@@ -295,6 +297,8 @@ class Interception:
         its last page stays findable too. `hold` keeps them until another sequence continues it, what the sequence
         retained until that ends. From the page with the first mask on, nothing is found again."""
         kind = how.kind
+        if sequence.continues is not None:
+            self.closed.let_go(sequence)
         end = None if sequence.wait is None else sequence.wait.end
         self.unpark(sequence, now)
         table, tokens, num_written = sequence.table, sequence.tokens, _num_written(sequence)

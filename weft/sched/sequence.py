@@ -286,6 +286,8 @@ class Sequence:
     """Its pages are the beginning of what it had; the host has more, which comes with the next steps."""
     wait: Wait | None = None
     """It has given its pages to the prefix index, where this marks the end of its KV."""
+    continues: Wait | None = None
+    """The wait of the closed sequence that it continues, until it is admitted."""
     retained: RetainedRun | None = None
     """Keeps its KV while it has nothing to do, and after its release."""
     wait_kind: str = WaitKind.PROGRAM

@@ -102,6 +102,7 @@ def _at_start(waits: list[PastWait], estimated_as: list[str]) -> PageRuns:
         kind=np.array([kinds[kind] for kind in estimated_as], np.int64),
         num_tokens=ones,
         num_pages=ones,
+        num_behind=np.zeros(len(waits), np.int64),
         has_copy=np.zeros(len(waits), np.bool_),
         over_share=np.zeros(len(waits), np.bool_),
         weight=zeros,

@@ -76,6 +76,7 @@ def _whole_contexts(contexts: np.ndarray, page_size: int) -> PageRuns:
         kind=np.zeros(count, np.int64),
         num_tokens=contexts,
         num_pages=-(-contexts // page_size),
+        num_behind=np.zeros(count, np.int64),
         has_copy=none,
         over_share=none,
         weight=zeros,

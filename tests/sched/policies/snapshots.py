@@ -15,6 +15,7 @@ COLUMNS: dict[str, tuple[type, Any]] = {
     "kind": (np.int64, 1),
     "num_tokens": (np.int64, 16),
     "num_pages": (np.int64, 1),
+    "num_behind": (np.int64, 0),
     "has_copy": (np.bool_, False),
     "over_share": (np.bool_, False),
     "weight": (np.float64, 0.0),

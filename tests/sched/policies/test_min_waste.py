@@ -177,6 +177,20 @@ class TestHost:
         assert ranks(self.runs, load)[:2] == pytest.approx([WHOLE_WASTE / 1600] * 2, rel=1e-4)
         assert make_policy().moves(self.runs, load).tolist() == [False] * 3
 
+    def test_where_a_step_cannot_move_it_the_copy_alone_makes_no_difference(self) -> None:
+        load = LOAD._replace(host_pages=10)
+        policy = make_policy("min_waste", "oracle")
+        assert policy.rank(self.runs, load, may_move=False)[:2] == pytest.approx([WHOLE_WASTE / 1600] * 2, rel=1e-4)
+
+    def test_what_only_the_host_has_behind_a_run_is_lost_with_it(self) -> None:
+        """Ten pages with ten behind them are forgotten like twenty, and hold only ten."""
+        load = LOAD._replace(host_pages=100)
+        both, whole = context(num_behind=160), make_runs(num_tokens=320, num_pages=20, expected_s=NOW + 10)
+        policy = make_policy("min_waste", "oracle")
+        lost = policy.rank(both._replace(expected_s=whole.expected_s), load, may_move=False)
+        assert lost == pytest.approx(2 * policy.rank(whole, load, may_move=False), rel=1e-3)
+        assert policy.rank(both, load) == pytest.approx(policy.rank(context(), load)), "moved, it loses nothing"
+
     def test_what_costs_nothing_to_give_up_goes_by_the_longest_wait(self) -> None:
         runs = context(3, expected_s=NOW + np.array([5.0, 50.0, 20.0]), has_copy=True)
         rank = ranks(runs, LOAD._replace(costs=None))
@@ -267,6 +281,14 @@ class TestRunsOfNoMoreUse:
         runs = context(since_s=NOW - 1)
         certain, unlikely = (self.policy(*counts).rank(runs, LOAD)[0] for counts in ((40, 0), (10, 30)))
         assert unlikely == pytest.approx(certain / 4, rel=1e-3)
+
+    @pytest.mark.parametrize("has_copy", [True, False])
+    def test_a_run_that_hardly_returns_is_hardly_brought_back_either(self, has_copy: bool) -> None:
+        """So it is worth a copy as long as making one holds nothing up."""
+        load, runs = LOAD._replace(host_pages=100, swap_hidden=1.0), context(since_s=NOW - 1, has_copy=has_copy)
+        certain, unlikely = (self.policy(*counts) for counts in ((40, 0), (10, 30)))
+        assert unlikely.moves(runs, load).all()
+        assert unlikely.rank(runs, load) == pytest.approx(certain.rank(runs, load) / 4, rel=1e-3)
 
     def test_where_recomputing_costs_nothing_the_chance_still_decides(self) -> None:
         load = LOAD._replace(costs=line(per_token_s=0.0, base_s=0.0))

@@ -27,7 +27,7 @@ class HeuristicPolicy(LruPolicy):
         """Given up at once where the kind is a long one."""
         return "discard" if kind in self._long_kinds else "keep"
 
-    def rank(self, runs: PageRuns, load: Load) -> F64:
+    def rank(self, runs: PageRuns, load: Load, *, may_move: bool = True) -> F64:
         """[n] time of the last use; of a short wait, never."""
         return np.where(self._is_short(runs), NEVER, super().rank(runs, load))
 

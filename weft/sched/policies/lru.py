@@ -25,7 +25,7 @@ class LruPolicy:
         """Kept until its pages are needed."""
         return "keep"
 
-    def rank(self, runs: PageRuns, load: Load) -> F64:
+    def rank(self, runs: PageRuns, load: Load, *, may_move: bool = True) -> F64:
         """[n] time of the last use."""
         return keep_pins(runs.since_s, runs)
 

@@ -15,8 +15,9 @@ smallest one; the sequence in need could otherwise not run.
 
 The paper's sequences all return. Here some runs are of no use any more: what a sequence leaves behind when it is
 closed, and the turn of a client that says no more. W_i is only wasted if the run is used again, so it counts times the
-chance of that, which the estimator knows from runs of the same kind; and a copy on the host is only made of a run that
-is worth one by the same measure.
+chance of that, which the estimator knows from runs of the same kind, and so does bringing it back from the host; a
+copy there is only made of a run that is worth one by the same measure. Where a step cannot copy more, W_i is the
+recomputation, of what only the host has behind the run too: then one that has a copy may go first.
 
 The explicit pages of a program cannot be computed again: to discard them wastes infinitely much, so W_i is that of the
 swap.
@@ -76,10 +77,10 @@ class MinWastePolicy:
         """Kept until its pages are needed."""
         return "keep"
 
-    def rank(self, runs: PageRuns, load: Load) -> F64:
+    def rank(self, runs: PageRuns, load: Load, *, may_move: bool = True) -> F64:
         """[n] waste of giving up divided by waste of preserving: a ratio r. Where several tenants hold KV, -1 - 1 / r
         for those over their share and -1 / (1 + r) for what is not kept, which are both in the order of r."""
-        ratio = self._ratio(runs, load)
+        ratio = self._ratio(runs, load, may_move=may_move)
         if runs.is_shared:
             not_kept = np.where(runs.over_share, -1.0 - 1.0 / ratio, -1.0 / (1.0 + ratio))
             ratio = np.where(self.kept(runs, load), ratio, not_kept)
@@ -92,32 +93,35 @@ class MinWastePolicy:
 
     def kept(self, runs: PageRuns, load: Load) -> Bool:
         """[n] where a tenant within its share is likely to miss the run: something waits for it or has found it, within
-        the last `KEPT_S`, and of the tenant's own runs of the kind at least `KEPT_CHANCE` were used again."""
+        the last `KEPT_S` or as one that has returned, and of the tenant's own runs of the kind at least `KEPT_CHANCE`
+        were used again."""
         if not runs.is_shared:
             return np.zeros(len(runs.since_s), np.bool_)
-        is_missed = elapsed_s(runs, load.now) <= KEPT_S
+        is_missed = (elapsed_s(runs, load.now) <= KEPT_S) | _has_returned(runs)
         is_missed &= self.estimator.own_chance(runs, load.now) >= KEPT_CHANCE
         is_missed &= runs.kind != UNUSED_KIND
         return ~runs.over_share & (is_missed | (runs.weight > 0))
 
     def spares(self, runs: PageRuns, load: Load) -> Bool:
-        """[n] where something waits for the run, enough waits of its kind are known, and the ratio is `SPARED_FROM` at
-        least. None without a cost profile, since a ratio of unmeasured times says nothing, none of tenants over their
-        fair share, and no explicit pages, which newcomers get only where they move."""
+        """[n] where something waits for the run, for the device alone or in a kind of which enough waits are known, and
+        the ratio is `SPARED_FROM` at least. None without a cost profile, since a ratio of unmeasured times says
+        nothing, none of tenants over their fair share, and no explicit pages, which newcomers get only where they
+        move."""
         if load.costs is None:
             return np.zeros(len(runs.since_s), np.bool_)
         is_awaited = (runs.kind > UNUSED_KIND) & ~runs.over_share & ~runs.explicit
-        return is_awaited & self.estimator.is_known(runs, load.now) & (self._ratio(runs, load) >= SPARED_FROM)
+        is_known = self.estimator.is_known(runs, load.now) | _has_returned(runs)
+        return is_awaited & is_known & (self._ratio(runs, load) >= SPARED_FROM)
 
     def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         """A wait ended, or its run was given up before: the estimator learns from it."""
         self.estimator.observe(tenant, kind, wait_s, ended=ended, since_s=since_s)
         self._last = None
 
-    def _ratio(self, runs: PageRuns, load: Load) -> F64:
+    def _ratio(self, runs: PageRuns, load: Load, *, may_move: bool = True) -> F64:
         """[n] waste of giving up divided by waste of preserving, times 1 + weight."""
         found = self._assess(runs, load)
-        ratio = found.give_up + BOOKKEEPING_S * found.held * found.chance
+        ratio = (found.give_up if may_move else found.recompute) + BOOKKEEPING_S * found.held * found.chance
         ratio /= found.preserve
         if runs.weight.any():
             ratio *= 1.0 + runs.weight
@@ -129,8 +133,9 @@ class MinWastePolicy:
             sizes = RunSizes.of(runs, load)
             remaining_s = self._remaining_s(runs, load.now)
             chance = np.maximum(self.estimator.return_chance(runs, load.now), LEAST_CHANCE)
-            recompute = np.where(runs.explicit, NEVER, recompute_waste(sizes, load) * chance)
-            swap = swap_waste(runs, sizes, load)
+            recompute = recompute_waste(sizes.with_behind(runs.num_behind), load) * chance
+            recompute = np.where(runs.explicit, NEVER, recompute)
+            swap = swap_waste(runs, sizes, load, chance)
             movable = runs.has_copy | (runs.num_pages <= load.host_pages)
             give_up = np.where(movable, np.minimum(recompute, swap), recompute)
             preserve = waste_preserve(remaining_s, sizes.held)
@@ -141,11 +146,18 @@ class MinWastePolicy:
         """[n] at least `SOONEST_S`, but for sequences that wait for the device alone: they run as soon as there is
         room, the first that came the first."""
         remaining_s = np.maximum(self.estimator.remaining_s(runs, now), SOONEST_S)
-        if WaitKind.QUEUE in runs.kinds:
-            queued = (runs.kind == runs.kinds.index(WaitKind.QUEUE)).nonzero()[0]
-            if len(queued):
-                remaining_s[queued] = SOONEST_S / (1.0 + elapsed_s(runs, now)[queued])
+        queued = _has_returned(runs).nonzero()[0]
+        if len(queued):
+            remaining_s[queued] = SOONEST_S / (1.0 + elapsed_s(runs, now)[queued])
         return remaining_s
+
+
+def _has_returned(runs: PageRuns) -> Bool:
+    """[n] where what waits for the run waits for the device alone."""
+    if WaitKind.QUEUE not in runs.kinds:
+        return np.zeros(len(runs.kind), np.bool_)
+    found: Bool = runs.kind == runs.kinds.index(WaitKind.QUEUE)
+    return found
 
 
 class _Assessment(NamedTuple):
@@ -157,8 +169,8 @@ class _Assessment(NamedTuple):
     """Of being needed again."""
     preserve: F64
     recompute: F64
-    """Times the chance that it is needed."""
+    """Of the run and of what only the host has behind it, times the chance that it is needed."""
     swap: F64
-    """Out, where there is no copy, and in."""
+    """Out, where there is no copy; and in, times the same chance."""
     give_up: F64
     """The cheaper of what is possible."""

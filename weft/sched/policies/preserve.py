@@ -15,6 +15,6 @@ class PreservePolicy(LruPolicy):
 
     name = "preserve"
 
-    def rank(self, runs: PageRuns, load: Load) -> F64:
+    def rank(self, runs: PageRuns, load: Load, *, may_move: bool = True) -> F64:
         """[n] time of the last use; of a wait, never."""
         return np.where(runs.kind > 0, NEVER, super().rank(runs, load))

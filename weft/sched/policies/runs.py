@@ -64,8 +64,9 @@ class InterceptPolicy(Protocol):
         "swap_in_budget" moves as many pages to the host as the step may, and discards the rest."""
         ...
 
-    def rank(self, runs: PageRuns, load: Load) -> F64:
-        """[n] the run with the smallest value is given up first; `NEVER`: it stays."""
+    def rank(self, runs: PageRuns, load: Load, *, may_move: bool = True) -> F64:
+        """[n] the run with the smallest value is given up first; `NEVER`: it stays. Without `may_move` runs would be
+        forgotten that are worth a copy on the host: no value is smaller then."""
         ...
 
     def moves(self, runs: PageRuns, load: Load) -> Bool:

@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.cache.runs import PageRuns
 from weft.core.cost.model import StepShape
-from weft.core.step import F64
+from weft.core.step import F64, I64
 from weft.sched.policies.runs import Load
 
 Number = TypeVar("Number", float, F64)
@@ -76,6 +76,11 @@ class RunSizes(NamedTuple):
         context = runs.num_tokens.astype(np.float64)
         return cls(held.astype(np.float64), tokens, context - tokens, context - tokens / 2.0)
 
+    def with_behind(self, num_behind: I64) -> RunSizes:
+        """The sizes of runs together with so many tokens behind each that only the host has."""
+        tokens = self.tokens + num_behind
+        return RunSizes(self.held, tokens, self.before, self.before + tokens / 2.0)
+
 
 def chunk_tokens(load: Load) -> float:
     """Largest chunk of a recomputation: S minus what the running sequences compute, at least a page; inf without S."""
@@ -99,8 +104,9 @@ def recompute_waste(sizes: RunSizes, load: Load) -> F64:
     return waste_chunked_discard(num_chunks * chunk_s, num_chunks, chunk_s, held, load.running_tokens)
 
 
-def swap_waste(runs: PageRuns, sizes: RunSizes, load: Load) -> F64:
-    """[n] the waste of giving up runs by way of the host: in, and out where there is no copy yet.
+def swap_waste(runs: PageRuns, sizes: RunSizes, load: Load, chance: F64 | float = 1.0) -> F64:
+    """[n] the waste of giving up runs by way of the host: out where there is no copy yet, and in with the `chance` that
+    they are needed again.
 
     Equation 3 with two differences. Running sequences wait only for what is not hidden behind forwards. And while a run
     comes back page by page, its sequence holds what is there already, as in equation 4; out, nothing is held for it,
@@ -108,7 +114,7 @@ def swap_waste(runs: PageRuns, sizes: RunSizes, load: Load) -> F64:
     """
     page_out_s, page_in_s = _page_s(load, out=True), _page_s(load, out=False)
     stalled = (1.0 - load.swap_hidden) * load.running_tokens
-    per_page = (sizes.while_returning + stalled) * page_in_s
+    per_page = (sizes.while_returning + stalled) * page_in_s * chance
     if page_out_s > 0.0:
         per_page += np.where(runs.has_copy, 0.0, stalled * page_out_s)
     return per_page * runs.num_pages
