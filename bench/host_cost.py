@@ -177,7 +177,8 @@ def intercepted(count: int) -> tuple[PageRuns, Load]:
 
 
 def decision_us(policy: str, count: int = INTERCEPTED, needed: int = 2000, rounds: int = 200) -> float:
-    """Processor microseconds to rank `count` runs, moved and forgotten, and choose those that free `needed` pages: median of `rounds`.
+    """Processor microseconds to rank `count` runs, moved and forgotten, and choose those that free `needed` pages:
+    median of `rounds`.
 
     Raises `RuntimeError` where fewer pages are freed.
     """

@@ -403,8 +403,9 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
 
 def asked(args: argparse.Namespace) -> dict[str, Any]:
     """What has to be equal for runs to stand in one file."""
-    names = ("rate", "requests", "seed", "scale", "time_scale", "kv_tokens", "window", "own_link")
-    return {"model": str(args.checkpoint or MODEL), **{name: getattr(args, name) for name in names}}
+    names = ("rate", "requests", "seed", "scale", "time_scale", "kv_tokens", "own_link")
+    span = None if args.window is None else list(args.window)  # as the file has it
+    return {"model": str(args.checkpoint or MODEL), **{name: getattr(args, name) for name in names}, "window": span}
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -24,7 +24,7 @@ PINNED_PART = 0.25
 """Part of each engine's pages that pins of plans may hold, unless a user says another."""
 MAX_PINNED_PART = 0.5
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s?#@]+")
-_HOST = re.compile(r"\[?(?:[0-9A-Fa-f]*:){2}[0-9A-Fa-f:.%]*\]?|[^\[\]:/?#@\\\s]+")
+_HOST = re.compile(r"\*|\[?(?:[0-9A-Fa-f]*:){2}[0-9A-Fa-f:.%]*\]?|(?:\*\.)?[^\[\]:/?#@\\\s*]+")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
@@ -273,7 +273,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if not _HOST.fullmatch(host):
                 raise ConfigError(
                     f"allowed_hosts has {host!r}; a host is a name or an address without a port, such as app.example; "
-                    "*: any"
+                    "*.app.example: all names in it; *: any"
                 )
 
 

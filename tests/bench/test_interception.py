@@ -207,10 +207,10 @@ def test_runs_before_an_interruption_are_kept(
     machine.fails = {4: KeyboardInterrupt()}
     file = tmp_path / "out.json"
     with pytest.raises(KeyboardInterrupt):
-        measure(monkeypatch, file)
+        measure(monkeypatch, file, "--window", "40:140")
     machine.ran.clear()
     machine.fails = {}
-    found = measure(monkeypatch, file, "--resume")
+    found = measure(monkeypatch, file, "--window", "40:140", "--resume")
     assert machine.ran == ["min_waste"]
     assert [len(runs) for runs in found["runs"].values()] == [2, 2]
     with pytest.raises(SystemExit, match="other settings"):

@@ -107,6 +107,7 @@ def test_a_variable_that_cannot_be_used_is_named(environment, message):
         ("[engine]\nmax_running = 0", "max_running must be at least 1.*max_running is from file"),
         ("[server]\ncors_origins = ['app.example']", "https://app.example.*cors_origins is from file"),
         ("[server]\nallowed_hosts = ['app.example:80']", "app.example:80.*without a port.*allowed_hosts is from file"),
+        ("[server]\nallowed_hosts = ['app.*']", r"'app\.\*'.*\*\.app\.example: all names in it"),
         ("[engine", "not valid TOML"),
     ],
 )

@@ -98,6 +98,24 @@ def added_up(events: Any) -> tuple[Any, ...]:
     return text, tokens, ends, usages
 
 
+def test_what_the_chat_template_has_read_is_freed_before_the_answer_begins(server: RunningServer) -> None:
+    endpoint, models = ENDPOINTS[CHAT], server.service.models
+    fields = {
+        "tools": [TOOL],
+        "tool_choice": "none",
+        "documents": [{"text": "a"}],
+        "chat_template_kwargs": {"deep": [[[]]] * 100},
+    }
+    body = endpoint.decode({"messages": MESSAGES, "max_tokens": 4, "stream": True} | fields, models)
+
+    async def inputs() -> list[Any]:
+        async with aclosing(await endpoint.create(body, Record("r1", time.monotonic(), body_bytes=100), models)):
+            return [body.messages, body.tools, body.documents, body.chat_template_kwargs]
+
+    found = asyncio.run_coroutine_threadsafe(inputs(), server.server.loop).result(30)
+    assert not any(found)
+
+
 @pytest.mark.parametrize(("path", "body"), REFUSED)
 def test_an_error(server: RunningServer, path: str, body: Any) -> None:
     over_http = server.post(path, body)

@@ -177,7 +177,7 @@ def test_a_turn_whose_client_has_come_back_waits_for_the_device_alone(is_cancell
     engine.say(wire.Release(seq=2))
     assert kinds_of_candidates(engine) == ["queue"]
     if is_cancelled:
-        engine.say(wire.Release(seq=3))
+        engine.say(wire.Cancel(seq=3))
         assert kinds_of_candidates(engine) == ["chat"]
         assert not wait.has_ended
     else:

@@ -321,3 +321,39 @@ def test_policies_that_act_when_a_wait_begins_copy_nothing_ahead(policy: str, co
         stepped.turn()
         moved += sum(len(scheduled.step.swap_outs) for scheduled in stepped.in_flight)
     assert (moved > 0) is copies
+
+
+@pytest.mark.parametrize("copies", [60, 2])
+@pytest.mark.parametrize("is_plain", [True, False], ids=["client", "program"])
+def test_no_forward_waits_for_the_last_page_of_a_return(
+    copies: int, is_plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host has all but the first page, and the last one is not full: it too comes before the step that goes on."""
+    stepped = Stepped(num_pages=24, num_host_pages=60)
+    stepped.open(1, TOKENS[:44])
+    stepped.generate(1, 3)
+    stepped.run()
+    known = list(stepped.known[1])
+    if is_plain:
+        stepped.release(1, kind="chat")
+    press(stepped)
+    stepped.run()
+    stepped.release(9)
+    Setup(monkeypatch, is_masked=False).copies_per_step(copies)
+    if is_plain:
+        stepped.open(1, [*known, 5])
+    else:
+        stepped.append(1, [5])
+    stepped.open(8, [800] * 8)
+    stepped.generate(8, 40)
+    op, moved = stepped.generate(1, 2), 0
+    while stepped.generations[op].ending is None:
+        step = stepped.turn()
+        arriving = step.swap_ins[:, 1]
+        moved += len(arriving)
+        assert step.forward is None or not step.forward.touches(arriving, 8, 24)
+    ending = stepped.generations[op].ending
+    assert isinstance(ending, wire.Finished)
+    assert moved == 5
+    assert (ending.usage.num_cached_tokens, ending.usage.num_host_tokens) == (46, 38)
+    stepped.finish()

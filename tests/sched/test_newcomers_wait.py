@@ -10,7 +10,7 @@ from tests.sched.policies.snapshots import line
 from tests.sched.stepping import Stepped
 from weft.core import wire
 from weft.core.cost.model import CostModel
-from weft.sched.sequence import ReturnOrder
+from weft.sched.sequence import WARM, ReturnOrder
 
 AGING_S = 0.2
 WAITING, RUNNING, NEWCOMER = 1, 2, 3
@@ -122,6 +122,21 @@ def test_the_next_newcomer_waits_as_long_again() -> None:
     num_steps = starts(stepped) + steps_until(stepped, lambda: second.num_computed > 0)
     assert num_steps == pytest.approx(2 * AGING_S / 0.01, abs=4)
     assert stepped.sequence(NEWCOMER).has_work
+    stepped.finish()
+
+
+def test_a_return_does_not_wait_behind_one_that_would_pass_it() -> None:
+    """The newcomer came earlier than the return counts as having come, so it is the first."""
+    stepped = crowded()
+    for _ in range(12):
+        stepped.turn()
+    op = stepped.generate(WAITING, 2)
+    returned, newcomer = stepped.sequence(WAITING), stepped.sequence(NEWCOMER)
+    assert returned.place.line == WARM
+    assert newcomer.place.since_s < returned.place.since_s
+    assert steps_until(stepped, lambda: stepped.generations[op].ending is not None) <= 4
+    assert not newcomer.num_computed
+    assert starts(stepped) <= 10, "it waits for no longer than before"
     stepped.finish()
 
 

@@ -63,6 +63,9 @@ def test_hosts_that_are_allowed() -> None:
     with running(allowed_hosts=["Weft.LAN.", "[fe80::1]"]) as server:
         assert {get(server, host).status_code for host in ("weft.lan", "WEFT.lan:80", "[FE80::1]:80")} == {200}
         assert {get(server, host).status_code for host in ("", "[", "lan", "[fe80::2]")} == {403}
+    with running(allowed_hosts=["*.Weft.lan"]) as server:
+        assert {get(server, host).status_code for host in ("a.weft.lan", "b.A.weft.LAN.:80")} == {200}
+        assert {get(server, host).status_code for host in ("weft.lan", "aweft.lan", "weft.lan.example")} == {403}
     with running(allowed_hosts=["*"]) as server:
         assert get(server, "evil.example", origin="http://evil.example").status_code == 200
 

@@ -151,6 +151,19 @@ class KVCache:
             self.tiers.unlock(source, now)
         return Acquired(count, from_host)
 
+    def bring_tail(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, now: float) -> bool:
+        """Have the step being built bring the last page, not a full one, that follows `match` in `tokens`, if only the
+        host has it and the match is on the device. Whether it does. `acquire` finds it there in the next step, whose
+        forward need not wait for the link then."""
+        partial = table.tree.partial(match, tokens, max_tokens - match.num_pages * self.page_size)
+        node = None if partial is None else partial.node
+        if node is None or node.on_device or not node.is_tail or match.on_host or self.tiers.copy_budget <= 0:
+            return False
+        self.tiers.lock(node)
+        is_brought = self.tiers.promote(node, now, spares_kept=table.spares_kept)
+        self.tiers.unlock(node, now)
+        return is_brought
+
     def _bring(self, table: PageTable, target: Node, now: float) -> tuple[Node, int]:
         """Bring the nodes after those of a table up to the locked `target` to the device, where they are not. Returns
         the last node that is there, and the number of pages brought."""

@@ -109,7 +109,7 @@ FLAGS: Mapping[str, Flag] = {
     "server.allowed_hosts": Flag(
         ("--allowed-host",),
         list[str],
-        "Permitted Host besides local ones; repeat for several, * for any. (only local ones "
+        "Permitted Host besides local ones; repeat for several, *.NAME for a domain, * for any. (only local ones "
         "where the server listens on loopback and asks for no key)",
     ),
     "server.stream_keep_alive_s": Flag(

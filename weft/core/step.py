@@ -120,6 +120,13 @@ class ForwardBatch(msgspec.Struct, frozen=True):
     store_slots: I32 = NO_INTS
     """[W] those slots."""
 
+    def touches(self, pages: I32, page_size: int, num_pages: int) -> bool:
+        """Whether it reads or writes one of these device pages, of `num_pages` in all."""
+        found = np.zeros(num_pages, np.bool_)
+        found[pages] = True
+        written = self.write_slots[self.write_slots >= 0] // page_size
+        return bool(found[self.kv_page_ids].any() or found[written].any())
+
     @property
     def num_tokens(self) -> int:
         """T, the query tokens of the batch."""

@@ -21,7 +21,7 @@ from weft.endpoints.generate import Args, Gathered, GatheredChoice, Head, begin,
 from weft.endpoints.logprobs import TokenBytes, chat_logprobs, finite, prompt_logprobs
 from weft.endpoints.models import ActiveModel, Models
 from weft.endpoints.observe import Observer
-from weft.endpoints.prompts import Fit, chat_prompt_of
+from weft.endpoints.prompts import Fit, chat_prompt_of, forget_inputs
 from weft.endpoints.record import Record
 from weft.endpoints.response_limit import bounded_tokens
 from weft.endpoints.schemas.chat import ChatChoice, ChatRequest, ChatResponse
@@ -64,6 +64,7 @@ async def create(
     )
     if most_tokens != max_tokens:
         args = _args(body, model, tokens, form, most_tokens, logprobs)
+    forget_inputs(body)
     head, observer, chunks = begin(record, body, model, args, "chatcmpl")
     if form.grammar is not None:
         chunks = named(chunks, plan.param)

@@ -9,17 +9,23 @@ Reads and changes `SchedulerState`. Called by the step planner, which decides wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from weft.cache.manager import Acquired
 from weft.cache.radix import Match
 from weft.sched.operations import tell_start
+from weft.sched.reclaim import Room
 from weft.sched.sequence import AppendOp, GenerateOp, Sequence
 from weft.sched.state import SchedulerState
 
-Verdict = Literal["admitted", "deferred", "returning", "held", "blocked"]
+Verdict = Literal["admitted", "deferred", "returning", "held", "spared", "blocked"]
 """`deferred`: it waits for a prefix that another one computes; `returning`: more of its pages come from the host;
-`held`, `blocked`: there is no room, for its tenant or for any that comes after it."""
+`held`, `spared`, `blocked`: there is no room, for its tenant, for those of its tenant whose KV is gone or that are new,
+or for any that comes after it."""
+
+
+VERDICTS: Mapping[Room, Verdict] = {"none": "blocked", "beyond_share": "held", "spared": "spared"}
 
 
 class Admission:
@@ -33,6 +39,7 @@ class Admission:
         self._interception = state.interception
         self._reclaimer = state.reclaimer
         self._log = state.log
+        self._has_host = state.cache.tiers.host.num_pages > 0
         self.num_promised = 0
         """Pages that sequences and a space still need which have a part of their pages and wait for the rest from the
         host."""
@@ -64,15 +71,16 @@ class Admission:
         )
         room = self._reclaimer.make_room(sequence, cost, self.num_promised, now)
         if room != "enough":
-            return "blocked" if room == "none" else "held"
+            return VERDICTS[room]
         if match is not None and num_reshaped != self._cache.tiers.num_reshaped:
             match = self._cache.lookup(sequence.table, tokens, limit)
             if stands_with_others and not self._gains(sequence, match, tokens, limit):
                 match = None  # it was given up for this one's room, which its own tokens get as they are computed
         if match is not None and stands_with_others:
             self._sequences.cut_to_index(sequence, now)
-        if match is not None and match.on_host and cost <= self._cache.num_soon:
-            self._bring(sequence, match, tokens, cost, now)
+        may_bring = self._has_host and match is not None and cost <= self._cache.num_soon
+        if match is not None and may_bring and (match.on_host or self._bring_tail(sequence, match, tokens, limit, now)):
+            self._bring(sequence, match, tokens, limit, cost, now)
             return "returning"
         found = sequence.num_computed if match is None else match.num_pages * self._cache.page_size
         self._sequences.run(sequence, sequence.total - found, now)
@@ -86,6 +94,7 @@ class Admission:
             sequence.returning = False
             acquired = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=is_own)
             self._reuse(sequence, acquired, tokens, arrival_s)
+            sequence.has_tail = False
         if tokens and sequence.reuse_limit is None:
             self._cache.announce(sequence.table, tokens, len(sequence.tokens))
         if sequence.continues is not None:
@@ -108,20 +117,30 @@ class Admission:
         if found.continued:
             self._log.trace(sequence, "continued", now, found.continued)
 
-    def _bring(self, sequence: Sequence, match: Match, tokens: bytes, cost: int, now: float) -> None:
+    def _bring(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, cost: int, now: float) -> None:
         """Bring pages of a waiting sequence from the host, as many as this step's budget of copies has left. It runs in
         a later step: a forward does not wait for the link."""
         if not sequence.returning:
             sequence.returning = True
             self._sequences.queue.order.begun(sequence)
         available = self._cache.num_available
-        limit = match.num_pages * self._cache.page_size
-        found = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=sequence.wait is not None)
+        whole = match.num_pages * self._cache.page_size
+        found = self._cache.acquire(sequence.table, match, tokens, whole, now, is_own=sequence.wait is not None)
         sequence.sources.found(sequence.num_computed, found.num_tokens, found.num_from_host)
         sequence.adopt_kv(found.num_tokens, found.num_tokens)
+        if found.num_tokens == whole:
+            self._bring_tail(sequence, self._cache.lookup(sequence.table, tokens, limit), tokens, limit, now)
         sequence.last_active_s = now
         self._sequences.without_slot[sequence.seq] = sequence
         self.num_promised += max(0, cost - (available - self._cache.num_available))
+
+    def _bring_tail(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, now: float) -> bool:
+        """Whether the last page of a waiting sequence comes back from the host with this step: once, so that others who
+        need the room cannot keep it from going on."""
+        if sequence.has_tail:
+            return False
+        sequence.has_tail = self._cache.bring_tail(sequence.table, match, tokens, limit, now)
+        return sequence.has_tail
 
     def _defer(self, sequence: Sequence, match: Match, tokens: bytes, limit: int) -> bool:
         """Whether a sequence waits for a prefix that another one is computing. Without progress of that prefix it waits
@@ -163,7 +182,8 @@ class Admission:
 
     def _reuse(self, sequence: Sequence, found: Acquired, tokens: bytes, arrival_s: float) -> None:
         cached = found.num_tokens
-        sequence.sources.found(sequence.num_computed, cached, found.num_from_host)
+        from_host = cached % self._cache.page_size if sequence.has_tail else found.num_from_host
+        sequence.sources.found(sequence.num_computed, cached, from_host)
         sequence.adopt_kv(cached, cached)
         if sequence.high_water == 0:
             self._log.counters.prefix_queries += len(sequence.tokens)

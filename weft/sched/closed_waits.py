@@ -83,6 +83,7 @@ class ClosedWaits:
         waits = self._continued(sequence, match, tokens)
         last = waits[-1] if waits else self._wait_without_kv(sequence, tokens)
         if last is not None:
+            self.let_go(sequence)  # of what its tokens continued before more were appended
             sequence.continues = last
             self._count_return(last, 1)
             place = sequence.place

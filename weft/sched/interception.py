@@ -262,7 +262,7 @@ class Interception:
             self._mark(wait, end)  # the rest of what it had is still on the host
         if sequence.retained is not None:
             self._cache.retention.attach(sequence.retained, wait)
-        sequence.returning = False
+        sequence.returning = sequence.has_tail = False
         sequence.cut_kv(0)
         head = sequence.head
         if isinstance(head, AppendOp):
@@ -297,8 +297,6 @@ class Interception:
         its last page stays findable too. `hold` keeps them until another sequence continues it, what the sequence
         retained until that ends. From the page with the first mask on, nothing is found again."""
         kind = how.kind
-        if sequence.continues is not None:
-            self.closed.let_go(sequence)
         end = None if sequence.wait is None else sequence.wait.end
         self.unpark(sequence, now)
         table, tokens, num_written = sequence.table, sequence.tokens, _num_written(sequence)

@@ -225,6 +225,8 @@ def leave_slot(state: SchedulerState, sequence: Sequence, now: float) -> None:
         state.sequences.release_pending_forks(sequence, now)
     if sequence.parent is not None:
         stop_pending(sequence)
+    if sequence.continues is not None:
+        state.interception.closed.let_go(sequence)
     state.sequences.trim(sequence, now)
     sequence.move_to(SequenceState.IDLE)
     advance(state, sequence, now)

@@ -37,7 +37,7 @@ import math
 from collections.abc import Collection
 from typing import TypeVar
 
-from weft.sched.sequence import COMING_BACK, NEW, QueuePlace, Rank, Sequence
+from weft.sched.sequence import COMING_BACK, NEW, WARM, QueuePlace, Rank, Sequence
 
 WaitingEntry = tuple[float, float, int, int, Sequence]
 """(the three numbers of the rank, ticket, sequence). It is void once the sequence's ticket is another one, or 0. Flat,
@@ -186,6 +186,11 @@ class _Lane:
         warm, cold, new = self.lines
         return not (warm.heap or cold.heap or new.heap)
 
+    def first_warm(self) -> WaitingEntry | None:
+        """Who is next of the warm ones, though others that have waited for long would pass."""
+        warm = self.lines[WARM]
+        return _oldest(warm.by_age) if _first(warm.heap) is not None else None
+
     def first(self) -> WaitingEntry | None:
         """Who is next: see the module."""
         usual = passing = None
@@ -268,9 +273,11 @@ class _Level:
             lane.has_turn = True
             heapq.heappush(self._turns, (lane.start, lane.number, lane))
 
-    def next(self, but: Collection[str]) -> Sequence | None:
-        """The next sequence of the level, of tenants that are not in `but`. Their lanes earn nothing meanwhile."""
-        if len(self._turns) == 1 and not (but or self.resumed):  # one lane is busy: the usual case, without the heap
+    def next(self, but: Collection[str], but_warm: Collection[str]) -> Sequence | None:
+        """The next sequence of the level, of tenants that are not in `but`, and of those in `but_warm` a warm one.
+        Lanes that have none earn nothing meanwhile."""
+        # One lane is busy: the usual case, without the heap.
+        if len(self._turns) == 1 and not (but or but_warm or self.resumed):
             lane = self._turns[0][2]
             warm, cold, new = lane.lines
             entry = lane.first() if warm.heap or cold.heap else _first(new.heap)
@@ -285,10 +292,13 @@ class _Level:
             if start != lane.start:
                 heapq.heapreplace(self._turns, (lane.start, number, lane))
                 continue
-            if lane.tenant in but:
+            is_held = lane.tenant in but
+            if not is_held:
+                entry = lane.first_warm() if lane.tenant in but_warm else lane.first()
+                is_held = entry is None and lane.tenant in but_warm
+            if is_held:
                 held.append(heapq.heappop(self._turns)[2])
                 continue
-            entry = lane.first()
             if entry is None:
                 heapq.heappop(self._turns)
                 lane.has_turn = False
@@ -362,21 +372,21 @@ class FairOrder:
             item = (*first[:4], group)
             self._enter(group.level, item).join_lane(group.tenant, item, group.line, group.first_s)
 
-    def next(self, but: Collection[str] = ()) -> Sequence | None:
-        """The sequence to admit next, of tenants that are not in `but`; None: nothing of them waits. It waits until its
-        ticket changes.
+    def next(self, but: Collection[str] = (), but_warm: Collection[str] = ()) -> Sequence | None:
+        """The sequence to admit next, of tenants that are not in `but`, and of those in `but_warm` a warm one or one
+        that has run before; None: none of these waits. It waits until its ticket changes.
 
         Of the level of the smallest rank, in it the lane of the smallest start, in it the smallest rank.
         """
         if len(self._levels) == 1:
             [level] = self._levels.values()
-            return level.next(but)
-        if but:
+            return level.next(but, but_warm)
+        if but or but_warm:
             firsts = sorted(entry for level in self._levels.values() if (entry := _first(level.heap)) is not None)
-            levels = (self._levels[entry[4].level].next(but) for entry in firsts)
+            levels = (self._levels[entry[4].level].next(but, but_warm) for entry in firsts)
             return next((sequence for sequence in levels if sequence is not None), None)
         oldest = _first(self._heap)
-        return None if oldest is None else self._levels[oldest[4].level].next(but)
+        return None if oldest is None else self._levels[oldest[4].level].next(but, but_warm)
 
     def first_of(self, service: int) -> Sequence | None:
         """The first in rank that waits of those of a service; None: none does, though some may be deferred."""

@@ -265,10 +265,12 @@ class StepPlanner:
         """Admit sequences from the queue until one is blocked; without `background`, the others alone."""
         later: list[Sequence] = []
         held: set[str] = set()
-        """Tenants whose next sequence waits for those that they run, or for pages that waiting KV does not need."""
+        """Tenants whose next sequence waits for those that they run."""
+        warm_alone: set[str] = set()
+        """Tenants whose next sequence waits for pages that waiting KV does not need: only what has KV goes on."""
         num_deferred, page_size = 0, self._cache.page_size
         while not self._is_full(builder, self._prompt_budget) and num_deferred < MAX_DEFERRED_PER_STEP:
-            sequence = self._sequences.queue.pop(held)
+            sequence = self._sequences.queue.pop(held, warm_alone)
             if sequence is None:
                 break
             if sequence.num_pending or sequence.last_step > self._state.last_step_id:
@@ -290,8 +292,8 @@ class StepPlanner:
             if verdict == "returning":
                 later.append(sequence)
                 continue
-            if verdict == "held":
-                held.add(sequence.tenant)
+            if verdict == "held" or verdict == "spared":
+                (held if verdict == "held" else warm_alone).add(sequence.tenant)
                 later.append(sequence)
                 continue
             if verdict == "blocked":

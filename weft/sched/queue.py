@@ -97,13 +97,13 @@ class WaitingQueue:
             self._num_other -= not place.is_turn_based
             self._by_service[place.service] -= 1
 
-    def pop(self, but: Collection[str] = ()) -> Sequence | None:
-        """Take the next sequence out, of tenants that are not in `but`. None: none of them waits, though some may be
-        deferred."""
+    def pop(self, but: Collection[str] = (), but_warm: Collection[str] = ()) -> Sequence | None:
+        """Take the next sequence out, of tenants that are not in `but`, and of those in `but_warm` a warm one or one
+        that has run before. None: none of these waits, though some may be deferred."""
         if not self._size:
             self.order.clear()
             return None
-        sequence = self.order.next(but)
+        sequence = self.order.next(but, but_warm)
         if sequence is not None:
             self.remove(sequence)
             if sequence.state is SequenceState.DEFERRED:

@@ -225,17 +225,24 @@ class Reclaimer:
         return len(self._of_tenant(tenant)) > 1
 
     def _reclaim(self, purpose: Purpose, missing: int, needy: Sequence | None, now: float) -> bool:
-        """Have one holder give up its pages. False: the one in need has to wait."""
-        holder = self._policy.choose(ReclaimView(purpose, missing, self._cache, self._sequences, needy))
-        if holder is None:
+        """Have a holder give up its pages, or several that wait, until no more are missing. False: the one in need has
+        to wait."""
+        holders = self._policy.choose(ReclaimView(purpose, missing, self._cache, self._sequences, needy))
+        if not holders:
             return False
+        holder, enough = holders[0], self._cache.num_available + missing
         match holder.kind:
             case "pin":
                 return self._cache.retention.break_pin(now)
             case "space":
                 return self.last_resort(now)
             case "waiting":
-                self._interception.park(self._sequences.without_slot[holder.seq], now)
+                for holder in holders:
+                    waiting = self._sequences.without_slot.get(holder.seq)
+                    if waiting is not None:
+                        self._interception.park(waiting, now)
+                    if self._cache.num_available >= enough:
+                        break
                 return True
             case "running":
                 victim = next(s for s in self._sequences.running.values() if s.seq == holder.seq)

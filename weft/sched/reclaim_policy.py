@@ -1,6 +1,6 @@
 """`ByRank`: whose KV may be taken when too little is free.
 
-It reads a view and returns one holder; it changes nothing. `Reclaimer` carries the decision out and asks again
+It reads a view and returns holders; it changes nothing. `Reclaimer` carries the decision out and asks again
 while there is too little. Idle sequences and cached prefixes are not asked for here: their pages are in the prefix
 index and count as available, and which of them go is the matter of the index's order.
 """
@@ -8,7 +8,7 @@ index and count as available, and which of them go is the matter of the index's 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from weft.cache.manager import KVCache
@@ -92,19 +92,20 @@ class ByRank:
     cached. So tenants at their shares preempt none of each other's.
     """
 
-    def choose(self, view: ReclaimView) -> Holder | None:
-        """The first holder of the order above that the purpose allows; None: the one in need has to wait."""
+    def choose(self, view: ReclaimView) -> list[Holder]:
+        """The first holder of the order above that the purpose allows, or several that wait, in the order in which they
+        give until enough is free; none: the one in need has to wait."""
         if view.purpose == "write":
-            return max(view.waiting(), key=_rank, default=None) or self._running(view) or self._last(view)
+            return _last_first(view.waiting()) or _if_any(self._running(view) or self._last(view))
         if view.purpose == "own":
-            return self._last_own(view)
+            return _if_any(self._last_own(view))
         if view.purpose == "excess":
-            return self._last_beyond_share(view)
+            return _if_any(self._last_beyond_share(view))
         if view.missing > 0:
             later = self._later(view)
             if later and (view.purpose == "start" or sum(holder.num_pages for holder in later) >= view.missing):
-                return max(later, key=_rank)
-        return None if view.purpose == "spaces" else self._running(view)
+                return _last_first(later)
+        return [] if view.purpose == "spaces" else _if_any(self._running(view))
 
     def _later(self, view: ReclaimView) -> list[Holder]:
         needy = view.needy
@@ -154,6 +155,14 @@ def _holder(kind: Literal["waiting", "running"], sequence: Sequence, sequences: 
     urgency = sequence.is_background, sequence.priority
     rank = sequences.rank(sequence)
     return Holder(kind, sequence.seq, len(sequence.table.pages), urgency, rank, sequence.tenant)
+
+
+def _last_first(holders: Iterable[Holder]) -> list[Holder]:
+    return sorted(holders, key=_rank, reverse=True)
+
+
+def _if_any(holder: Holder | None) -> list[Holder]:
+    return [] if holder is None else [holder]
 
 
 def _rank(holder: Holder) -> Rank:

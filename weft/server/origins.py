@@ -28,6 +28,7 @@ class HostMiddleware:
         self._config = config
         is_trusting = _is_local(config.host) and not config.api_keys
         self._allowed = {_normal(host) for host in config.allowed_hosts}
+        self._domains = tuple(host[1:] for host in self._allowed if host.startswith("*."))
         self._checks_hosts = ANY not in config.allowed_hosts and (is_trusting or bool(config.allowed_hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +66,7 @@ class HostMiddleware:
 
     def _knows(self, name: str) -> bool:
         name = _normal(name)
-        return _is_local(name) or name in self._allowed
+        return _is_local(name) or name in self._allowed or name.endswith(self._domains)
 
 
 def _header(scope: Scope, wanted: bytes) -> str | None:

@@ -3,7 +3,8 @@
 A step begins when it is launched and the step before it is done. Its forward takes T_fwd of its shape, and the pages it
 moves take T_swap. With *asynchronous* transfers both go on at the same time and the step takes what
 `CostModel.predict_step_s` says: the longer of both, the forward lengthened by what moving takes of the same cores. With
-synchronous ones it takes the sum. Copies within the device take no time.
+synchronous ones it takes the sum, and so it does where the forward needs a page that the step brings in. Copies within
+the device take no time.
 
 Every sampler gets `OUTPUT_TOKEN`. What reports about logits (log-probabilities, distributions, hidden states), explicit
 pages and grammars are refused by name: there are no logits.
@@ -90,7 +91,7 @@ class CostModelWorker:
         device_s: float | None = forward_s
         if num_out or num_in:
             swap_s = device_s = self._costs.predict_swap_s(num_out, num_in)
-            if shape.num_tokens and self._synchronous_swaps:
+            if shape.num_tokens and (self._synchronous_swaps or self._waits(step)):
                 device_s = None if swap_s is None else forward_s + swap_s
             elif shape.num_tokens:
                 device_s = self._costs.predict_step_s(shape, num_out, num_in)
@@ -105,6 +106,13 @@ class CostModelWorker:
         if tokens is None:
             tokens = self._tokens[count] = np.full(count, OUTPUT_TOKEN, np.int32)
         return SimulatedStep(step.step_id, timing, tokens, self._clock)
+
+    def _waits(self, step: Step) -> bool:
+        """Whether the forward needs a page that the same step brings in."""
+        sizes = self._spec.page_size, self._spec.num_device_pages
+        return (
+            bool(len(step.swap_ins)) and step.forward is not None and step.forward.touches(step.swap_ins[:, 1], *sizes)
+        )
 
     def bind(self, handle: StepHandle, late: LateInputs) -> None:
         """Do nothing: no step here waits for masks."""

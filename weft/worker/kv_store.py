@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.abi.errors import ConfigError
-from weft.core.step import I32, ForwardBatch, Step
+from weft.core.step import Step
 from weft.kernels.base import Kernels
 from weft.kernels.cpu import huge_pages
 from weft.models.base import KVSpec
@@ -80,7 +80,8 @@ class KVStore:
                 self._kernels.copy_slots(layer, source, destination)
         if len(step.swap_ins):
             self._link.swap_in(step.swap_ins[:, 0], step.swap_ins[:, 1])
-            if step.forward is not None and self._touches(step.forward, step.swap_ins[:, 1]):
+            arriving = step.swap_ins[:, 1]
+            if step.forward is not None and step.forward.touches(arriving, self._page_size, self._num_device_pages):
                 self._link.wait()
 
     def _copy_each(self, source: Tensor, destination: Tensor) -> None:
@@ -107,13 +108,6 @@ class KVStore:
     @property
     def _device(self) -> torch.device:
         return self.layers[0].device
-
-    def _touches(self, forward: ForwardBatch, pages: I32) -> bool:
-        """Whether a forward reads or writes one of these device pages."""
-        arriving = np.zeros(self._num_device_pages, np.bool_)
-        arriving[pages] = True
-        written = forward.write_slots[forward.write_slots >= 0] // self._page_size
-        return bool(arriving[forward.kv_page_ids].any() or arriving[written].any())
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
