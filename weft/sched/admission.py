@@ -182,7 +182,8 @@ class Admission:
 
     def _reuse(self, sequence: Sequence, found: Acquired, tokens: bytes, arrival_s: float) -> None:
         cached = found.num_tokens
-        from_host = cached % self._cache.page_size if sequence.has_tail else found.num_from_host
+        tail = cached % self._cache.page_size if sequence.has_tail else 0
+        from_host = max(found.num_from_host, tail)
         sequence.sources.found(sequence.num_computed, cached, from_host)
         sequence.adopt_kv(cached, cached)
         if sequence.high_water == 0:
