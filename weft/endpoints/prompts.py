@@ -154,7 +154,7 @@ def chat_prompt_of(body: ChatRequest | TokenizeRequest) -> ChatPrompt:
 
 def forget_inputs(body: ChatRequest) -> None:
     """Free what only the chat template reads, since the request lives as long as its answer takes. Nested lists take
-    twenty times the memory of their JSON, and nothing counts it."""
+    more than twenty times the memory of their JSON, and nothing counts it."""
     for values in (body.messages, body.tools, body.documents, body.chat_template_kwargs):
         values.clear()
 

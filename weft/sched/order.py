@@ -12,7 +12,7 @@
    session (APIServe, section 4.3), then newcomers by arrival. One that has waited for long may *pass*: of the warm, of
    the cold, or of the newcomers, the one that has waited longest goes before those that came, or came back, more than
    `aging_s` after it became the first. Once one has passed, returns get `max_context` new tokens before another one
-   does.
+   does. While the next one waits for spared KV (`weft.sched.reclaim`), warm ones of its lane go on.
 
 Sessions that have begun are finished first because open sessions hold memory, and of these the warm ones, because a
 cold one takes the KV of others. In overload, each session lost its KV before its next turn when newcomers went before

@@ -292,7 +292,7 @@ class StepPlanner:
             if verdict == "returning":
                 later.append(sequence)
                 continue
-            if verdict == "held" or verdict == "spared":
+            if verdict in ("held", "spared"):
                 (held if verdict == "held" else warm_alone).add(sequence.tenant)
                 later.append(sequence)
                 continue
