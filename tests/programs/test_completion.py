@@ -79,6 +79,18 @@ def test_a_choice_ends_when_its_reader_has_enough(end: str) -> None:
     assert text_of(complete([*b"ab", *"é".encode()[:1]], max_tokens=3, until=lambda: lambda text: False)) == "ab\ufffd"
 
 
+@pytest.mark.parametrize(("chunk_tokens", "sizes"), [(1, [1] * 12), (4, [1, 4, 4, 3]), (100, [1, 11])])
+def test_a_chunk_has_as_many_tokens_as_its_reader_wants(chunk_tokens: int, sizes: list[int]) -> None:
+    chunks = complete(b"abcdefghijklmn", max_tokens=12, chunk_tokens=chunk_tokens)
+    assert [len(chunk.tokens) for chunk in chunks] == sizes
+    assert text_of(chunks) == "abcdefghijkl"
+
+
+def test_what_may_end_a_choice_sees_each_token_as_it_comes() -> None:
+    chunks = complete(b"abcdef", until=lambda: lambda text: text == "d", chunk_tokens=100)
+    assert [chunk.text for chunk in chunks if chunk.tokens] == ["a", "b", "c", "d"]
+
+
 def test_max_tokens_of_stop_params() -> None:
     assert text_of(complete(b"abcdef", stop=StopParams(max_tokens=2))) == "ab"
 

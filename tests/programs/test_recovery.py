@@ -116,6 +116,7 @@ COMPLETIONS: dict[str, CompletionArgs] = {
     "log-probabilities": CompletionArgs(
         prompt=PROMPT, sampling=SamplingParams(seed=1, logprobs=2), prompt_logprobs=1, n=2, max_tokens=5
     ),
+    "read as a whole": CompletionArgs(prompt=PROMPT, sampling=DRAWN, n=2, max_tokens=9, chunk_tokens=4),
     "enough": CompletionArgs(prompt=PROMPT, sampling=DRAWN, until=until_e(), n=2, max_tokens=60),
     "the prompt alone": CompletionArgs(prompt=PROMPT, prompt_logprobs=1, n=2, max_tokens=0),
 }

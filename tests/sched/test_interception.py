@@ -387,3 +387,25 @@ def test_a_sequence_that_is_unknown_cannot_be_expected() -> None:
     [(_, failed)] = engine.events
     assert isinstance(failed, wire.Failed)
     assert failed.error.kind == "unknown_handle"
+
+
+@pytest.mark.parametrize("command", [wire.Cancel(seq=1), wire.Truncate(seq=1, num_tokens=30)])
+def test_kv_that_was_given_up_is_not_computed_again_before_something_needs_it(command: wire.Command) -> None:
+    engine = Engine()
+    tokens = [1] * 40
+    engine.say(
+        wire.Open(seq=1),
+        wire.Append(seq=1, op=1, tokens=pack_tokens(tokens)),
+        wire.Generate(seq=1, op=2, stop=StopParams(max_tokens=1)),
+    )
+    engine.run()
+    engine.plain(2, list(range(80)))
+    sequence = engine.sequence(1)
+    assert sequence.num_computed < 30  # most of it was given up for the other one
+    engine.say(command)
+    assert not engine.scheduler.has_work
+    engine.say(wire.Generate(seq=1, op=3, stop=StopParams(max_tokens=1)))
+    engine.run()
+    [usage] = [e.usage for _, e in engine.events if isinstance(e, wire.Finished) and e.op == 3]
+    assert usage.num_prompt_tokens == len(sequence.tokens) - 1
+    assert usage.num_recomputed_tokens > 0

@@ -75,6 +75,19 @@ def test_a_streamed_token_makes_a_bounded_number_of_calls(path: str, fields: dic
     assert calls_per_token(path, **fields) <= most + 0.5
 
 
+def test_a_token_of_an_answer_that_is_sent_whole_makes_few_calls() -> None:
+    counter = CallCounter()
+    with running(auto=False) as server, streams(server, "/v1/chat/completions", **CHAT, stream=False):
+        for _ in range(3):
+            server.on_loop(server.engine.step)
+        server.on_loop(counter.start)
+        for _ in range(STEPS):
+            server.on_loop(server.engine.step)
+            server.on_loop(lambda: None)
+        server.on_loop(counter.stop)
+    assert counter.count / (STREAMS * STEPS) <= 4
+
+
 def test_a_streamed_request_makes_a_bounded_number_of_calls() -> None:
     counter = CallCounter()
     with running(auto=False) as server:

@@ -10,7 +10,7 @@ from weft.core.ids import unpack_tokens
 from weft.core.sampling import MAX_BAD_WORDS, MAX_STOP_BYTES, SamplingParams, StopParams, check_logprobs
 from weft.endpoints.models import ActiveModel
 from weft.endpoints.schemas.common import GenerationRequest
-from weft.programs.types import CompletionArgs
+from weft.programs.types import WHOLE_ANSWER, CompletionArgs
 from weft.tokenizers.tokenizer import Tokenizer
 
 SEED_BITS = 62
@@ -52,6 +52,7 @@ def completion_args(
                 skip_special_tokens=request.skip_special_tokens,
                 prompt_logprobs=prompt_logprobs,
                 max_tokens=max_tokens,
+                chunk_tokens=1 if request.stream else WHOLE_ANSWER,
             )
         )
     return args

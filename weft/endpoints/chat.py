@@ -42,7 +42,7 @@ async def create(
     record.model, record.stream = model.names[0], body.stream
     max_tokens, logprobs = _max_tokens(body), _logprobs(body)
     fit = Fit(model, max_tokens=max_tokens, keep_last=body.truncate_prompt_tokens, param="messages")
-    prompt = await chats.encode(
+    prompt = record.prompt or await chats.encode(
         chat_prompt_of(body),
         model.tokenizer,
         num_chars=record.body_bytes,

@@ -11,11 +11,12 @@ import msgspec
 from weft.core.objectives import Objective, check_objective
 from weft.core.wire import OperationUsage, Started
 from weft.programs.types import Caller
+from weft.tokenizers.chats import EncodedChat
 
 
 @dataclass(slots=True)
 class Record:
-    """One request. It never holds prompts, outputs or keys."""
+    """One request. It never holds outputs or keys, and prompts only on behalf of a caller in this process."""
 
     request_id: str
     started_s: float
@@ -52,6 +53,8 @@ class Record:
     """When a request goes on with the answer, if that is known."""
     replica: int | None = None
     """The engine that it should go to, among those of its model; None: any."""
+    prompt: EncodedChat | None = None
+    """Its chat, where the caller has rendered and tokenized it."""
 
     def mark(self, what: str) -> None:
         """Record the present time under a name, while tracing is on."""

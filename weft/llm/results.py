@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from weft.llm.options import Conversation, Prompt
 from weft.programs.builtin import beam, completion
 from weft.programs.builtin.beam import BeamArgs
 from weft.programs.runtime import Runtime
-from weft.programs.types import Caller, Chunk, CompletionArgs
+from weft.programs.types import WHOLE_ANSWER, Caller, Chunk, CompletionArgs
 from weft.text.deltas import Delta, joined
 
 
@@ -147,14 +147,19 @@ class Result:
 
 async def complete(args: CompletionArgs, caller: Caller, runtime: Runtime) -> Result:
     """A completion as a result without its prompt."""
-    gathered = await gather(completion.main(args, caller, runtime), num_prompts=1, n=args.n)
+    gathered = await gather(completion.main(_whole(args), caller, runtime), num_prompts=1, n=args.n)
     return _result(gathered, args.sampling.logprobs is not None)
 
 
 async def answer(chat: PlannedChat, caller: Caller, runtime: Runtime) -> Result:
     """The answers to a conversation as a result without its prompt."""
+    chat = chat._replace(args=_whole(chat.args))
     gathered = await gather(_chunks(chat, caller, runtime), num_prompts=1, n=chat.args.n)
     return _result(gathered, chat.args.sampling.logprobs is not None, chat.reading)
+
+
+def _whole(args: CompletionArgs) -> CompletionArgs:
+    return replace(args, chunk_tokens=WHOLE_ANSWER)
 
 
 async def answer_chunks(chat: PlannedChat, caller: Caller, runtime: Runtime) -> AsyncGenerator[AnswerChunk, None]:

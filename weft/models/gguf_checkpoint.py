@@ -100,27 +100,28 @@ class GgufCheckpoint:
         tensors = [self._file.tensors[name] for name in names]
         for tensor in sorted(tensors, key=lambda tensor: (tensor.file, tensor.offset)):
             if tensor.file not in maps:
-                maps[tensor.file] = np.memmap(tensor.file, np.uint8, "r")
+                maps[tensor.file] = np.memmap(tensor.file, np.uint8, "c")  # torch wants memory that may be written
             yield from self._parts(tensor, maps[tensor.file], tensor.name in in_blocks)
 
     def _parts(self, tensor: GgufTensor, data: Bytes, in_blocks: bool) -> Iterator[Piece]:
         """A matrix in pieces of rows; a vector as a whole."""
         columns = tensor.shape[1] if len(tensor.shape) > 1 else 1
-        rows = tensor.shape[0]
+        count = tensor.shape[0]
         order = self._order(tensor)
         if len(tensor.shape) == 1:
-            whole = self._blocks(tensor, data, np.zeros(1, np.int64), tensor.num_bytes)
-            yield Piece(tensor.name, 0, expand(tensor.type.name, whole).flatten()[torch.from_numpy(order)])
+            whole = expand(tensor.type.name, self._blocks(tensor, data, slice(1), tensor.num_bytes)).flatten()
+            yield Piece(tensor.name, 0, whole if order is None else whole[torch.from_numpy(order)])
             return
         step = max(1, PIECE_NUMBERS // columns)
-        for first in range(0, rows, step):
-            taken = order[first : first + step]
-            blocks = self._blocks(tensor, data, taken, tensor.num_bytes // rows)
+        for first in range(0, count, step):
+            rows = slice(first, min(first + step, count))
+            blocks = self._blocks(tensor, data, rows if order is None else order[rows], tensor.num_bytes // count)
             values = (as_block_type if in_blocks else expand)(tensor.type.name, blocks)
-            yield Piece(tensor.name, first, values.view(len(taken), -1))
+            yield Piece(tensor.name, first, values.view(rows.stop - first, -1))
 
-    def _blocks(self, tensor: GgufTensor, data: Bytes, rows: Rows, row_bytes: int) -> torch.Tensor:
-        """Rows of a tensor, in this order, as [blocks, bytes of a block], with scales that are finite."""
+    def _blocks(self, tensor: GgufTensor, data: Bytes, rows: Rows | slice, row_bytes: int) -> torch.Tensor:
+        """Rows of a tensor, in this order, as [blocks, bytes of a block], with scales that are finite. A slice of them
+        is not copied."""
         stored = data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(-1, row_bytes)
         blocks = torch.from_numpy(stored[rows].reshape(-1, tensor.type.num_bytes))
         try:
@@ -128,21 +129,22 @@ class GgufCheckpoint:
                 check_scales(tensor.type.name, blocks)
         except BadScale as error:
             row, block = divmod(error.block, row_bytes // tensor.type.num_bytes)
-            at = tensor.offset + int(rows[row]) * row_bytes + block * tensor.type.num_bytes
+            number = int(np.arange(len(stored))[rows][row])
+            at = tensor.offset + number * row_bytes + block * tensor.type.num_bytes
             raise ModelLoadError(
                 f"{tensor.file}: tensor {tensor.name!r} at byte {tensor.offset}: its block at byte {at} has a scale "
                 "that is NaN or infinite; the file is damaged"
             ) from error
         return blocks
 
-    def _order(self, tensor: GgufTensor) -> Rows:
-        """For each row as the families take it, the number of the row in the file.
+    def _order(self, tensor: GgufTensor) -> Rows | None:
+        """For each row as the families take it, the number of the row in the file. None: they take them as they are.
 
         The `llama` architecture rotates neighbouring components of a head, where the families rotate the first half
         with the second; its rows of queries and keys are stored so that both give the same.
         """
         found = _ROTATED.fullmatch(tensor.name)
         if found is None or self._file.metadata["general.architecture"] != "llama":
-            return np.arange(tensor.shape[0])
+            return None
         heads = self.spec.num_heads if found[1] == "q" else self.spec.num_kv_heads
         return np.arange(tensor.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

@@ -1,10 +1,10 @@
 """Loads a model from a checkpoint, tensor by tensor.
 
 Owns the order of loading and the check of the checkpoint's tensors against the architecture. Families are the matter of
-`registry.py`, formats of files that of the implementations of `checkpoint.Checkpoint`; progress goes to a callback. The
-destination is allocated first, and each tensor is copied (and converted) from the memory map into its rows, so
-anonymous memory peaks at one copy of the model plus one tensor. Quantization, and the expansion of blocks that are
-quantized, take a few rows at a time, without a complete copy in float32.
+`registry.py`, formats of files that of the implementations of `checkpoint.Checkpoint`; progress goes to a callback.
+Weights are allocated, copied (and converted) from the memory map and packed one after the other, in the order of the
+files, so anonymous memory peaks at one copy of the model plus one weight. Quantization, and the expansion of blocks,
+take a few rows at a time, without a complete copy in float32.
 
 Tensors that the architecture does not use are refused, because a model without them computes other results. `HARMLESS`
 lists exceptions.
@@ -167,31 +167,32 @@ def _load_weights(
     kernels: Kernels,
     progress: Progress | None,
 ) -> ResidentWeights:
-    loaded = [_allocate(group, spec, device) for group in groups]
-    _copy(checkpoint, _slices(groups, loaded, spec), progress)
-    if spec.tie_embeddings:
-        _check_tied(checkpoint, loaded[0]["embedding"])
-    for group, weights in zip(groups, loaded, strict=True):
-        for target in group:
-            if target.packed:
-                # The only reference to the weight: it is freed before the next one is packed.
-                weights[target.name] = kernels.pack_weight(weights[target.name], spec.dtype)
+    loaded: list[dict[str, Tensor]] = [{} for _ in groups]
+    places = [(target, weights) for group, weights in zip(groups, loaded, strict=True) for target in group]
+    copy = _Copy(checkpoint, [target for target, _ in places], progress)
+    places.sort(key=lambda place: copy.place_on_disk(place[0]))
+    for target, weights in places:
+        made = _allocate(target, spec, device)
+        copy(_slices(target, made, spec))
+        if spec.tie_embeddings and target.name == "embedding":
+            _check_tied(checkpoint, made["embedding"])
+        if target.packed:
+            # The only reference to the weight: it is freed before the next one is read.
+            made[target.name] = kernels.pack_weight(made.pop(target.name), spec.dtype)
+        weights.update(made)
     return ResidentWeights(loaded[0], loaded[1:])
 
 
-def _slices(groups: list[list[WeightTarget]], loaded: list[dict[str, Tensor]], spec: ModelSpec) -> dict[str, _Slice]:
-    """Where each tensor of the checkpoint goes."""
+def _slices(target: WeightTarget, made: dict[str, Tensor], spec: ModelSpec) -> dict[str, _Slice]:
+    """Where each tensor of the checkpoint goes that the weight consists of."""
+    if target.blocks:
+        return _slices_of_blocks(target, made[target.name], spec)
     slices: dict[str, _Slice] = {}
-    for group, weights in zip(groups, loaded, strict=True):
-        for target in group:
-            if target.blocks:
-                slices.update(_slices_of_blocks(target, weights[target.name], spec))
-                continue
-            first = 0
-            scales = None if target.scales is None else weights.get(target.scales)
-            for source in target.sources:
-                slices[source.name] = _Slice(weights[target.name], first, scales)
-                first += source.rows
+    first = 0
+    scales = None if target.scales is None else made.get(target.scales)
+    for source in target.sources:
+        slices[source.name] = _Slice(made[target.name], first, scales)
+        first += source.rows
     return slices
 
 
@@ -207,39 +208,51 @@ def _slices_of_blocks(target: WeightTarget, weight: Tensor, spec: ModelSpec) -> 
     return {s.name: _Slice(data.view(s.rows, -1), 0, None, not to_int4, to_int4) for s, data in parts}
 
 
-def _allocate(targets: list[WeightTarget], spec: ModelSpec, device: torch.device) -> dict[str, Tensor]:
-    """The uninitialized weights of a layer, or those outside the layers; of those in blocks, not packed."""
-    wanted = [allocation for target in targets if not target.blocks for allocation in allocations(target, spec)]
-    made = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in wanted}
-    for target in targets:
-        if target.blocks:
-            size = sum(stored_size(part, target.shape[1]) for part in target.blocks)
-            data = torch.empty(size, dtype=torch.uint8, device=device)
-            made[target.name] = BlockWeight.of(data, merged(target.blocks), target.shape[1])
-    return made
+def _allocate(target: WeightTarget, spec: ModelSpec, device: torch.device) -> dict[str, Tensor]:
+    """A weight and its scales, uninitialized; of one in blocks, the bytes before they are packed."""
+    if not target.blocks:
+        return {
+            name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in allocations(target, spec)
+        }
+    size = sum(stored_size(part, target.shape[1]) for part in target.blocks)
+    data = torch.empty(size, dtype=torch.uint8, device=device)
+    return {target.name: BlockWeight.of(data, merged(target.blocks), target.shape[1])}
 
 
-def _copy(checkpoint: Checkpoint, slices: Mapping[str, _Slice], progress: Progress | None) -> None:
-    tensors = checkpoint.tensors()
-    done, total = 0, sum(tensors[name].num_bytes for name in slices)
-    in_blocks = {name for name, part in slices.items() if part.in_blocks}
-    for name, start, values in checkpoint.pieces(slices, in_blocks):
-        weight, first, scales, _, to_int4 = slices[name]
-        rows = slice(first + start, first + start + len(values))
-        where = f"{tensors[name].file}: tensor {name}"
-        if to_int4:
-            for part, blocks in _quantized(where, values, quantize_int4):
-                weight[rows][part].copy_(blocks)
-        elif scales is None:
-            weight[rows].copy_(values)
-        else:
-            for part, quantized in _quantized(where, values, quantize):
-                weight[rows][part].copy_(quantized.values)
-                scales[rows][part].copy_(quantized.scales)
-        if progress is not None:
-            read, size = start + len(values), tensors[name].shape[0]
-            progress(done + tensors[name].num_bytes * read // size, total)
-            done += tensors[name].num_bytes if read == size else 0
+class _Copy:
+    """Copies tensors of a checkpoint to where they go, and tells how many bytes of all `targets` were read."""
+
+    def __init__(self, checkpoint: Checkpoint, targets: list[WeightTarget], progress: Progress | None):
+        self._checkpoint, self._progress = checkpoint, progress
+        self._tensors = checkpoint.tensors()
+        self._read = 0
+        self._total = sum(self._tensors[source.name].num_bytes for target in targets for source in target.sources)
+
+    def place_on_disk(self, target: WeightTarget) -> tuple[Path, int]:
+        """The file and offset of the first of its tensors."""
+        infos = [self._tensors[source.name] for source in target.sources]
+        return min((info.file, info.offset) for info in infos)
+
+    def __call__(self, slices: Mapping[str, _Slice]) -> None:
+        tensors = self._tensors
+        in_blocks = {name for name, part in slices.items() if part.in_blocks}
+        for name, start, values in self._checkpoint.pieces(slices, in_blocks):
+            weight, first, scales, _, to_int4 = slices[name]
+            rows = slice(first + start, first + start + len(values))
+            where = f"{tensors[name].file}: tensor {name}"
+            if to_int4:
+                for part, blocks in _quantized(where, values, quantize_int4):
+                    weight[rows][part].copy_(blocks)
+            elif scales is None:
+                weight[rows].copy_(values)
+            else:
+                for part, quantized in _quantized(where, values, quantize):
+                    weight[rows][part].copy_(quantized.values)
+                    scales[rows][part].copy_(quantized.scales)
+            if self._progress is not None:
+                read, size = start + len(values), tensors[name].shape[0]
+                self._progress(self._read + tensors[name].num_bytes * read // size, self._total)
+                self._read += tensors[name].num_bytes if read == size else 0
 
 
 def _quantized(name: str, tensor: Tensor, convert: Callable[[Tensor], Q]) -> Iterator[tuple[slice, Q]]:

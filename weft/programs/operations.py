@@ -75,7 +75,7 @@ class EngineOperation:
         self._mailbox = listener
 
     def put(self, token: Token) -> bool:
-        """Take a token. Whether it is the first since the program last looked."""
+        """Take a token. Whether the task is to be woken."""
         return False
 
     def begin(self, event: Started) -> None:
@@ -138,12 +138,14 @@ class TokenStream(EngineOperation):
     Ends when the operation finished, or when its own program cancelled it; otherwise raises what it failed with.
     """
 
-    __slots__ = ("on_start", "tokens")
+    __slots__ = ("least", "on_start", "tokens")
 
     def __init__(self, op: int, handle: int):
         super().__init__(op, handle)
         self.tokens: list[Token] = []
         """Those that have arrived and were not yet taken."""
+        self.least = 1
+        """As many tokens, or the end, wake the task. Set where none are left to take."""
         self.on_start: OnStart | None = None
         """Told when the engine has begun with it. Must not wait."""
 
@@ -153,9 +155,9 @@ class TokenStream(EngineOperation):
             self.on_start(event)
 
     def put(self, token: Token) -> bool:
-        """Take a token. Whether it is the first since the program last looked."""
+        """Take a token. Whether the task is to be woken, once since the program last looked."""
         self.tokens.append(token)
-        return len(self.tokens) == 1
+        return len(self.tokens) == self.least
 
     def take(self) -> list[Token]:
         """The tokens that have arrived and were not yet taken. Never waits."""

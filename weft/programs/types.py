@@ -55,6 +55,11 @@ class ToolReader(Protocol):
         """What the client does after the text that was read (a `WaitKind`, or what `tool_wait` returns)."""
 
 
+WHOLE_ANSWER = 32
+"""`CompletionArgs.chunk_tokens` for a client that gets the answer at its end: to wake its task for each token would be
+most of what a front does. More would save little, and an answer that is given up has its tokens counted up to here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionArgs:
     """What the built-in completion program needs."""
@@ -86,6 +91,8 @@ class CompletionArgs:
     last token is the one after which it did so, also where the engine sampled more before it learned of it."""
     on_start: Callable[[Started], None] | None = None
     """Told when the engine begins with the first choice; after a crash again."""
+    chunk_tokens: int = 1
+    """As many tokens of a choice, behind its first one, come in one chunk, or all that are left; they may be fewer."""
 
 
 class BeamScore(NamedTuple):

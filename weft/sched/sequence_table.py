@@ -145,12 +145,13 @@ class SequenceTable:
         self.queue.gave_up(sequence.seq)
 
     def enqueue_or_idle(self, sequence: Sequence, now: float) -> None:
-        """Put a sequence without a slot where it belongs."""
+        """Put a sequence without a slot where it belongs. Without an operation, only tokens that never had KV are work:
+        what was given up is computed again for the next operation, if there is one."""
         sequence.last_active_s = now
         if sequence.table.pages:
             self.without_slot.pop(sequence.seq, None)
             self.without_slot[sequence.seq] = sequence
-        if sequence.has_work:
+        if sequence.has_work and (sequence.ops or sequence.high_water < sequence.total - 1):
             self.queue.push(sequence)
         elif sequence.state is not SequenceState.IDLE:
             self.queue.remove(sequence)

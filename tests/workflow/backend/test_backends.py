@@ -23,9 +23,12 @@ from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, Unsupported,
 from weft.config import EngineConfig
 from weft.engine.inline import InlineEngine
 from weft.llm import LLM
+from weft.tokenizers import chats
 from weft.tokenizers.load import load_tokenizer
+from weft.tokenizers.tokenizer import Tokenizer
 from weft.workflow import api
 from weft.workflow.actuals import CallUsage
+from weft.workflow.backend.endpoint import MAX_ENCODED, EndpointBackend
 from weft.workflow.backend.openai import OpenAIBackend
 from weft.workflow.graph.nodes import FunctionNode
 from weft.workflow.graph.values import RowError, split_ranges
@@ -142,6 +145,8 @@ class Unheard:
     wants_text = False
 
     def __call__(self, start: object = None) -> None: ...
+
+    def first_token(self) -> None: ...
 
     def text(self, piece: str) -> None: ...
 
@@ -379,3 +384,28 @@ def test_the_digest_of_a_prompt_is_that_of_its_tokens(llm: LLM) -> None:
     assert digest(COMPLETION, prompt=text, add_special_tokens=False) == hashlib.sha256(tokens).hexdigest()
     with pytest.raises(WeftError):
         digest(CHAT, messages=[])
+
+
+def test_a_chat_is_rendered_once_for_its_digest_and_its_call(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, rendered, render = llm.workflow_host(), [], chats.render
+    backend = host.backend
+    assert isinstance(backend, EndpointBackend)
+
+    def note(chat: chats.ChatPrompt, tokenizer: Tokenizer) -> str:
+        rendered.append(chat)
+        return render(chat, tokenizer)
+
+    monkeypatch.setattr(chats, "render", note)
+    request = SAY._replace(body=SAY.body | {"temperature": 0, "max_tokens": 5})
+
+    def said(asked: ModelRequest) -> str:
+        return host.thread.run(backend.complete(asked, Unheard())).text
+
+    alone = said(request)
+    host.thread.run(backend.prompt_digest(request))
+    assert said(request._replace(hints={"priority": 1})) == alone
+    assert len(rendered) == 2
+    for number in range(2 * MAX_ENCODED):  # their answers are in a prompt cache
+        host.thread.run(backend.prompt_digest(SAY._replace(body=SAY.body | {"seed": number})))
+    assert len(backend._encoded) == MAX_ENCODED
+    assert said(request) == alone

@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 
 from tests.workflow.shapes import body, function, graph, llm, mapped, text
+from weft.workflow.frontend import rows as rows_module
 from weft.workflow.frontend.json_values import as_json
 from weft.workflow.frontend.row_source import InvalidRows, SourceRow
 from weft.workflow.frontend.rows import MAX_TYPES, Rows, _values
 from weft.workflow.graph import InvalidGraph, WorkflowGraph, graph_from_dict
+from weft.workflow.graph.check import check
+from weft.workflow.graph.mistakes import Mistake
 from weft.workflow.graph.nodes import LlmNode
 
 TABLE = [{"q": "What?", "n": 1}, {"q": "naïve, “quoted”\nline", "n": 2}]
@@ -433,3 +436,20 @@ def _check_memory(folder: Path, count: int) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000 < count * len(line)
+
+
+def test_columns_whose_types_fit_are_checked_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"c{number}" for number in range(20)]
+    node = LlmNode(id="a", prompt=" ".join(f"{{{{{name}}}}}" for name in names))
+    whole = WorkflowGraph(inputs=tuple(names), nodes=(node,), outputs={"a": "a"})
+    looks: list[Any] = []
+
+    def look(graph: WorkflowGraph, **options: Any) -> list[Mistake]:
+        looks.append(options)
+        return check(graph, **options)
+
+    monkeypatch.setattr(rows_module, "check", look)
+    Rows([dict.fromkeys(names, "x")] * 5).check(whole)
+    assert len(looks) == 2  # the graph without types, and with those of the first row
+    with pytest.raises(InvalidRows, match="c7 is a list"):
+        Rows([dict.fromkeys(names, "x") | {"c7": []}]).check(whole)

@@ -40,6 +40,8 @@ from weft.workflow.run.planning import PlanSources
 MAX_COUNTED_CHARS = 4096
 """Of a value of a row that is longer, plans count the tokens of the beginning: a plan must not take longer than the
 calls that it orders."""
+MAX_ENCODED = 64
+"""Chats whose tokens wait for their calls."""
 
 
 class EndpointBackend:
@@ -54,6 +56,8 @@ class EndpointBackend:
         self._tenant = tenant
         self._name = name
         self._numbers = itertools.count()
+        self._encoded: dict[int, tuple[Mapping[str, Any], chats.EncodedChat]] = {}
+        """By the identity of their bodies, chats that were encoded for a digest and not yet sent; the last few."""
 
     async def complete(self, request: ModelRequest, started: CallProgress) -> ModelAnswer:
         """As `ModelBackend.complete`. A call begins when it gets its first place in a batch."""
@@ -68,6 +72,7 @@ class EndpointBackend:
             ),
             on_first_token=started.first_token,
             replica=request.advice.replica,
+            prompt=self._encoded.pop(id(request.body), (None, None))[1],
         )
         following = request.advice.next_turn
         if following is not None:
@@ -111,7 +116,11 @@ class EndpointBackend:
         special = asked.add_special_tokens
         if isinstance(asked, ChatRequest):
             prompt = chat_prompt_of(asked)
-            tokens = (await chats.encode(prompt, tokenizer, add_special_tokens=special, tenant=self._tenant)).tokens
+            encoded = await chats.encode(prompt, tokenizer, add_special_tokens=special, tenant=self._tenant)
+            tokens = encoded.tokens
+            self._encoded[id(request.body)] = request.body, encoded
+            if len(self._encoded) > MAX_ENCODED:  # of calls whose answers were in the prompt cache
+                del self._encoded[next(iter(self._encoded))]
         else:
             text = request.body["prompt"]
             tokens = await tokenizer.encode_async(text, add_special_tokens=special, tenant=self._tenant)

@@ -18,7 +18,7 @@ from weft.workflow.frontend.row_tables import table_source
 from weft.workflow.graph.check import check
 from weft.workflow.graph.mistakes import InvalidGraph, Mistake, nearest
 from weft.workflow.graph.nodes import WorkflowGraph
-from weft.workflow.graph.value_types import TEXT, of_value
+from weft.workflow.graph.value_types import TEXT, ValueType, of_value
 
 MAX_TYPES = 256
 """Types of values, such as objects with other fields, that are checked. Rows with further ones fail when they run."""
@@ -101,30 +101,36 @@ class CheckedRows:
     def _inputs(self, row: SourceRow) -> dict[str, Any]:
         values = _values(row)
         found: dict[str, Any] = {}
-        mistakes = []
+        wrong: dict[str, list[str]] = {}
         for name in self._graph.inputs:
             if name not in values:
-                mistakes.append(Mistake(row.place, _no_column(name, values)))
+                wrong[name] = [_no_column(name, values)]
                 continue
             try:
                 found[name] = as_json(values[name])
             except NotJson as error:
-                mistakes.append(Mistake(row.place, f"{name}: {error}"))
-                continue
-            mistakes += (Mistake(row.place, f"{name}: {wrong}") for wrong in self._type_mistakes(name, found[name]))
-        if mistakes:
-            raise InvalidRows(mistakes)
+                wrong[name] = [f"{name}: {error}"]
+        wrong |= self._type_mistakes(found)
+        if wrong:
+            raise InvalidRows([Mistake(row.place, each) for name in self._graph.inputs for each in wrong.get(name, ())])
         return found
 
-    def _type_mistakes(self, name: str, value: Any) -> list[str]:
-        kind = TEXT if isinstance(value, str) else of_value(value)
-        key = (name, kind.kind if kind.fields is None and kind.items is None else str(kind))
-        if key in self._wrong:
-            return self._wrong[key]
-        if len(self._wrong) >= MAX_TYPES:
-            return []
-        self._wrong[key] = [str(mistake) for mistake in check(self._graph, inputs={name: kind})]
-        return self._wrong[key]
+    def _type_mistakes(self, values: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Column -> why the graph cannot take the type of its value."""
+        types = {name: TEXT if isinstance(value, str) else of_value(value) for name, value in values.items()}
+        keys = {name: (name, _as_text(kind)) for name, kind in types.items()}
+        new = [name for name, key in keys.items() if key not in self._wrong][: MAX_TYPES - len(self._wrong)]
+        if new:
+            # A column is wrong by itself, but mostly none is, which one look at the graph tells of all.
+            none_wrong = not check(self._graph, inputs={name: types[name] for name in new})
+            for name in new:
+                mistakes = [] if none_wrong else check(self._graph, inputs={name: types[name]})
+                self._wrong[keys[name]] = [f"{name}: {mistake}" for mistake in mistakes]
+        return {name: wrong for name, key in keys.items() if (wrong := self._wrong.get(key))}
+
+
+def _as_text(kind: ValueType) -> str:
+    return kind.kind if kind.fields is None and kind.items is None else str(kind)
 
 
 def _without(source: RowSource, constants: Collection[str]) -> RowSource:

@@ -74,14 +74,25 @@ def _llm(node: LlmNode, type_of: TypeOf) -> Found:
             if name in node.request:
                 yield name, "cannot be combined with schema"
     kind, base = (CompletionRequest, {"prompt": ""}) if node.messages is None else (ChatRequest, _ONE_MESSAGE)
+    fields = {}
     for name, value in node.request.items():
         if name in NOT_IN_WORKFLOWS and value is not None:
             yield name, f"is not supported in workflows; {NOT_IN_WORKFLOWS[name]}"
-            continue
-        try:
-            request_from(kind, {**base, name: value})
-        except (InvalidRequest, Unsupported) as error:
-            yield name, error.message.removeprefix(f"{name}: ")
+        else:
+            fields[name] = value
+    if _refused(kind, {**base, **fields}):
+        for name, value in fields.items():
+            if refused := _refused(kind, {**base, name: value}):
+                yield name, refused.removeprefix(f"{name}: ")
+
+
+def _refused(kind: type[ChatRequest] | type[CompletionRequest], body: dict[str, Any]) -> str:
+    """Why a request with this body is refused; empty: it is not."""
+    try:
+        request_from(kind, body)
+    except (InvalidRequest, Unsupported) as error:
+        return error.message
+    return ""
 
 
 _ONE_MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
