@@ -98,14 +98,25 @@ class IndexWriter:
         own = table.pages[start : start + node.num_pages]
         self._tiers.lock(node)
         self._tiers.unlock(table.node, now, fence)
+        others = 0
         if node.on_device:
             for page in own:
                 self._tiers.drop_ref(page, now, fence)
         else:
-            self._put_on_device(node, own)
+            others = self._put_on_device(node, own)
         table.pages[start : start + node.num_pages] = node.pages
         table.node = node
         table.num_indexed += node.num_pages
+        if others:
+            self.split_behind_references(node)
+
+    def split_behind_references(self, node: Node) -> None:
+        """References of tables on pages of a node lock all of it: it ends with the last of these pages, so that what
+        follows, which no table but that of the node uses, can be given up."""
+        refs = self._tiers.device.refs
+        used = max((count for count, page in enumerate(node.pages, 1) if refs[page]), default=0)
+        if 0 < used < node.num_pages:
+            self._index.split(node, used)
 
     def keep_tail(
         self, table: PageTable, tokens: array[int], num_written: int, now: float, fence: int | None = None
@@ -142,9 +153,10 @@ class IndexWriter:
             self._drop_tails(node, run[: self._page_bytes])
             node = table.tree.add_child(node, run, pages, now)
             node.locks = 1  # the table's own; its ancestors count it already
-        self._index_pages(node, pages)
         table.node = node
         table.num_indexed += len(pages)
+        if self._index_pages(node, pages):
+            self.split_behind_references(node)
 
     def _drop_tails(self, node: Node, page: bytes) -> None:
         """Forget the tails below `node` that a full page begins with: it is found instead of them."""
@@ -172,15 +184,18 @@ class IndexWriter:
         table.node = child
         table.num_indexed += count
 
-    def _put_on_device(self, node: Node, pages: list[int]) -> None:
-        """Give a locked node that only the host has the caller's references on `pages`, which have its KV."""
+    def _put_on_device(self, node: Node, pages: list[int]) -> int:
+        """Give a locked node that only the host has the caller's references on `pages`, which have its KV. Returns the
+        number of those of others."""
         self._tiers.put_on_device(node, pages)
         others = sum(self._tiers.device.refs[page] for page in pages)
         if others:
             self._tiers.lock(node, others)
+        return others
 
-    def _index_pages(self, node: Node, pages: list[int]) -> None:
-        """The index takes over the caller's references on `pages`; those of others become locks on the node."""
+    def _index_pages(self, node: Node, pages: list[int]) -> int:
+        """The index takes over the caller's references on `pages`; those of others become locks on the node. Returns
+        their number."""
         others = 0
         if self._tiers.copies.is_filling(pages):
             node.fence = self._tiers.copies.building
@@ -191,3 +206,4 @@ class IndexWriter:
             others += self._tiers.device.refs[page]
         if others:
             self._tiers.lock(node, others)
+        return others

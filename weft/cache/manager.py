@@ -284,8 +284,13 @@ class KVCache:
             self._writer.unpublish_tail(table)
         if len(table.pages) <= keep and whole >= table.num_indexed:
             return
-        for page in table.pages[max(keep, table.num_indexed) :]:
+        dropped = table.pages[max(keep, table.num_indexed) :]
+        for page in dropped:
             self.tiers.drop_ref(page, now)
+        if dropped and keep > table.num_indexed:
+            shared = self.tiers.node_of[table.pages[keep - 1]]
+            if shared is not None:
+                self._writer.split_behind_references(shared)
         if whole < table.num_indexed:
             node = self.index.node_at(table, whole)
             if keep > whole:
