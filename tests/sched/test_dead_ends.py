@@ -185,3 +185,40 @@ def test_a_refused_hold_of_a_context_that_was_cut_ends_once() -> None:
     s.run()
     s.say(wire.ResetPrefixCache())
     assert not s.cache.trees()
+
+
+@pytest.mark.parametrize("gap", range(4))
+@pytest.mark.parametrize(
+    ("keeps", "cached", "first", "second"),
+    [("explicit pages", 22, 67, 22), ("explicit pages", 38, 51, 38), ("a pin", 38, 67, 22)],
+)
+def test_one_that_is_preempted_waits_for_the_one_that_gets_its_pages(
+    keeps: str, cached: int, first: int, second: int, gap: int
+) -> None:
+    """A tenant that holds more than its share fills a context, and another tenant asks for its pages."""
+    stepped = Stepped(num_pages=24, policy="min_waste", space_fraction=0.9, check_every=50, saturation_tokens=16)
+    if keeps == "explicit pages":
+        stepped.program(1, 10)
+        stepped.run()
+    else:
+        prefix = [9] * 72
+        stepped.open(8, [*prefix, 1])
+        stepped.generate(8, 1)
+        stepped.run()
+        stepped.say(wire.Retain(op=5, tokens=pack_tokens(prefix), ttl_s=1e9, weight=math.inf))
+        stepped.release(8)
+        stepped.run()
+    stepped.open(1, [1] * cached, tenant="c")
+    stepped.generate(1, 2)
+    stepped.run()
+    stepped.release(1, "chat")
+    stepped.run()
+    stepped.open(2, [2] * first)
+    for _ in range(gap):
+        stepped.turn()
+    stepped.open(3, [3] * second, tenant="b")
+    stepped.generate(3, 2)
+    for _ in range(300):
+        stepped.turn()
+    assert not stepped.scheduler.has_work
+    assert stepped.scheduler.stats().preemptions < 10

@@ -277,6 +277,9 @@ class StepPlanner:
                 # A token is still on the device, or a page that this step writes would have to be copied by it.
                 later.append(sequence)
                 continue
+            if self._reclaimer.gives_way(sequence):
+                later.append(sequence)
+                continue
             if sequence.is_background:
                 is_promoted = sequence.service < LATENCY
                 may_join = (background or is_promoted) and self._services.has_room(sequence, page_size)

@@ -9,7 +9,8 @@ The *fair share* of a tenant is the device divided by the tenants that hold KV. 
 (`Ranking.kept`) is not taken as long as there is another choice. A tenant that holds more than its share waits: its new
 sequences for those that it runs, and those that it runs for the first of them in rank. For other tenants, sequences of
 tenants that use more than theirs are preempted. The only running sequence of a tenant gets what is kept where nothing
-else is left, so every sequence comes to its turn.
+else is left. One that was preempted goes on after the one that it was preempted for, so every sequence comes to its
+turn.
 
 In overload newcomers, and returns whose KV is gone, take no KV of their tenant that the interception policy *spares*,
 as long as other sequences run. Otherwise all KV that waits is given up, however soon it is needed, and the device
@@ -19,7 +20,7 @@ computes it again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from weft.cache.manager import KVCache
 from weft.sched.event_log import EventLog
@@ -36,6 +37,19 @@ that stay within their share; `spared`, for those that have KV."""
 THRASHING = 0.1
 """Part of the recent time that goes into recomputation, from which on those without KV wait for spared KV. Below, a
 device is full but keeps up, and making them wait would only delay them."""
+
+GIVES_WAY_PLANS = 4
+"""For so many plans one that was preempted waits at most for the one that it was preempted for: longer than steps that
+are in flight hold its pages."""
+
+
+class _Preempted(NamedTuple):
+    """Why a sequence was preempted."""
+
+    needy: Sequence
+    num_computed: int
+    """Tokens that `needy` had KV of."""
+    until_plan: int
 
 
 class Reclaimer:
@@ -71,10 +85,18 @@ class Reclaimer:
         """Had to wait for room that sequences of later rank in the same step were holding."""
         self._lacking: dict[int, int] = {}
         """Pages that sequences with a slot could not get in this step, by sequence: no newcomer gets them before."""
+        self._num_plans = 0
+        self._preempted: dict[int, _Preempted] = {}
+        """By number, sequences that were preempted a few plans ago."""
 
     def begin_step(self, step_id: int, now: float) -> None:
         """Make room for whom the last step left without, while nothing is in this step that could not be preempted."""
         self._step_id = step_id
+        self._num_plans += 1
+        if self._preempted:
+            self._preempted = {
+                seq: found for seq, found in self._preempted.items() if found.until_plan > self._num_plans
+            }
         self._lacking.clear()
         self.is_short = False
         if self._cache.tiers.device.num_free < len(self._sequences.running) + self._step_pages:
@@ -91,6 +113,17 @@ class Reclaimer:
         elif sequence.state is SequenceState.WAITING:
             cost = self._cache.write_cost(sequence.table, sequence.num_computed, sequence.total)
             self.make_room(sequence, cost, 0, now)
+
+    def gives_way(self, sequence: Sequence) -> bool:
+        """Whether a sequence was preempted for one that has got nothing since. As it comes first of those that wait, it
+        would take its pages back before the steps in flight let go of them, be preempted again without what it had
+        computed meanwhile, and so on for ever."""
+        found = self._preempted.get(sequence.seq)
+        if found is None:
+            return False
+        needy = found.needy
+        waits = needy.state in (SequenceState.WAITING, SequenceState.RUNNING)
+        return waits and needy.num_computed <= found.num_computed
 
     def make_room(self, sequence: Sequence, cost: int, promised: int, now: float) -> Room:
         """Whether a waiting sequence may start: a slot, and `cost` pages for all it has, beside `promised` pages for
@@ -263,4 +296,5 @@ class Reclaimer:
         self._sequences.stop_running(victim)
         self._interception.park(victim, now)
         self._sequences.queue.push(victim)
+        self._preempted[victim.seq] = _Preempted(needy, needy.num_computed, self._num_plans + GIVES_WAY_PLANS)
         return True
