@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from weft.cache.candidates import Candidates
-from weft.cache.nodes import Node
+from weft.cache.nodes import Node, Wait
 from weft.cache.runs import PageRuns, Ranking
 
 PAGE_BYTES = 16
@@ -114,6 +114,27 @@ def test_what_only_the_host_has_behind_a_run_is_told() -> None:
     kept.candidates.add(node)
     kept.candidates.first(0.0)
     assert kept.seen[-1].num_behind.tolist() == [7 * 4]
+
+
+def test_of_several_waits_the_earliest_return_counts() -> None:
+    def wait(seq: int, kind: str, since_s: float, expected_s: float | None = None) -> Wait:
+        return Wait(seq, "a", kind, since_s, is_open=True, expected_s=expected_s)
+
+    def told(*waits: Wait) -> tuple[str, float, float, float]:
+        kept = Kept()
+        node = kept.add(1, 2)
+        node.waits = {each.seq: each for each in waits}
+        kept.candidates.add(node)
+        kept.candidates.first(0.0)
+        runs = kept.seen[-1]
+        assert runs.sooner_s is not None
+        return runs.kinds[runs.kind[0]], runs.since_s[0], runs.expected_s[0], runs.sooner_s[0]
+
+    sleep, person = wait(1, "sleep", 10.0, 11.0), wait(2, "people", 10.5, 310.0)
+    for pair in ((sleep, person), (person, sleep)):
+        assert told(*pair) == pytest.approx(("sleep", 10.0, 11.0, np.nan), nan_ok=True)
+    tool, older = wait(3, "tool", 9.0), wait(4, "shell", 5.0)
+    assert told(older, person, tool, sleep) == pytest.approx(("tool", 9.0, np.nan, 11.0), nan_ok=True)
 
 
 def test_copies_are_made_in_the_order_of_giving_up() -> None:

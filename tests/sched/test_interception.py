@@ -14,6 +14,7 @@ from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
 from weft.core.waits import COHORT_TOKENS, of_cohort
 from weft.sched.policies import make_policy
+from weft.sched.policies.heuristic import HeuristicPolicy
 from weft.sched.policies.lru import LruPolicy
 from weft.sched.scheduler import Scheduler, SchedulerConfig
 from weft.sched.sequence import COLD, NEW, QueuePlace, ReturnOrder, SequenceState
@@ -32,7 +33,7 @@ class Noting(LruPolicy):
 class Engine(Alone):
     """A scheduler alone, with a policy of choice."""
 
-    def __init__(self, policy: str | Noting = "min_waste", *, num_pages: int = 12, max_context: int = 90):
+    def __init__(self, policy: str | LruPolicy = "min_waste", *, num_pages: int = 12, max_context: int = 90):
         super().__init__(num_pages=num_pages)
         made = make_policy(policy) if isinstance(policy, str) else policy
         config = SchedulerConfig(
@@ -409,3 +410,17 @@ def test_kv_that_was_given_up_is_not_computed_again_before_something_needs_it(co
     [usage] = [e.usage for _, e in engine.events if isinstance(e, wire.Finished) and e.op == 3]
     assert usage.num_prompt_tokens == len(sequence.tokens) - 1
     assert usage.num_recomputed_tokens > 0
+
+
+@pytest.mark.parametrize(("kind", "is_kept"), [("tts", False), ("shell", True)])
+def test_the_kinds_that_the_heuristic_discards_are_its_argument(kind: str, is_kept: bool) -> None:
+    engine = Engine(HeuristicPolicy({"tts"}))
+    engine.say(
+        wire.Open(seq=1),
+        wire.Append(seq=1, op=1, tokens=pack_tokens([1] * 40)),
+        wire.Generate(seq=1, op=2, stop=StopParams(max_tokens=1)),
+        wire.Expect(seq=1, kind=kind),
+    )
+    engine.run()
+    engine.plain(2, [7] * 10)
+    assert (engine.sequence(1).num_computed > 0) is is_kept

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from weft.cache.nodes import Node, parts_behind
+from weft.cache.nodes import Node, Wait, parts_behind
 from weft.cache.runs import PREFIX, UNUSED, PageRuns, Ranker
 from weft.cache.shares import FairShares
 from weft.core.step import F64, I64, Bool
@@ -86,6 +87,11 @@ class RunPlace(NamedTuple):
     """Its value where it cannot get one."""
 
 
+def _announced_s(wait: Wait | None) -> float:
+    """The announced time of return; nan where none was announced."""
+    return math.nan if wait is None or wait.expected_s is None else wait.expected_s
+
+
 class Candidates:
     """Nodes without locks that nothing of the same tier hangs below."""
 
@@ -95,7 +101,7 @@ class Candidates:
         self._page_size = page_size
         self._kinds = _Names(PREFIX, UNUSED, WaitKind.QUEUE, OTHER, most=MAX_KINDS)
         self._tenants = _Names("")
-        self._floats = np.zeros((3, CHUNK))
+        self._floats = np.zeros((4, CHUNK))
         self._ints = np.zeros((6, CHUNK), np.int64)
         self._forgotten = np.zeros(CHUNK)
         """By row: as `RunPlace` has it."""
@@ -154,24 +160,30 @@ class Candidates:
         self._nodes[row] = node
         self._tickets += 1
         self._ticket[row] = self._tickets
-        youngest = None
+        youngest = soonest = None
         weight = 0.0
         has_returned = False
         behind = parts_behind(node) if node.children else []
         for wait in itertools.chain(node.waits.values(), *[one.waits.values() for one in behind]):
             weight = max(weight, wait.weight)
             has_returned |= wait.num_returns > 0
-            if wait.kind != PREFIX and (youngest is None or wait.since_s >= youngest.since_s):
-                youngest = wait
+            if wait.kind == PREFIX:
+                continue
+            if wait.expected_s is None:
+                if youngest is None or wait.since_s >= youngest.since_s:
+                    youngest = wait
+            elif soonest is None or wait.expected_s < _announced_s(soonest):
+                soonest = wait
         floats, ints, bools = self._floats, self._ints, self._bools
         tenant = self._tenants.number(node.owner)
-        if youngest is None:
-            floats[:, row] = node.last_used_s, np.nan, weight
+        chosen = youngest or soonest
+        if chosen is None:
+            floats[:, row] = node.last_used_s, np.nan, weight, np.nan
             kind = int(not node.was_found)
         else:
-            expected_s = np.nan if youngest.expected_s is None else youngest.expected_s
-            floats[:, row] = youngest.since_s, expected_s, weight
-            kind = self._number(WaitKind.QUEUE if has_returned else youngest.group or youngest.kind)
+            other_s = np.nan if chosen is soonest else _announced_s(soonest)
+            floats[:, row] = chosen.since_s, _announced_s(chosen), weight, other_s
+            kind = self._number(WaitKind.QUEUE if has_returned else chosen.group or chosen.kind)
         num_behind = sum([one.num_pages for one in behind]) if behind else 0
         ints[:, row] = kind, node.depth_pages, node.num_pages, node.node_id, tenant, num_behind
         bools[:, row] = True, bool(node.copies), False, False, node.is_explicit, False
@@ -347,6 +359,7 @@ class Candidates:
         return PageRuns(
             since_s=floats[0],
             expected_s=floats[1],
+            sooner_s=floats[3],
             kind=ints[0],
             num_tokens=ints[1] * self._page_size,
             num_pages=ints[2],

@@ -25,10 +25,10 @@ class PageRuns(NamedTuple):
     """
 
     since_s: F64
-    """[n] start of the wait, of several that of the youngest, which is expected to end first; of a run that nothing
-    waits for, its last use."""
+    """[n] start of the wait; of a run that nothing waits for, its last use. Of several waits, that of the one without
+    an announced return that began last, as it is expected to end first, else of the one with the earliest."""
     expected_s: F64
-    """[n] announced time of return; nan where none was announced."""
+    """[n] announced time of return of that wait; nan where none was announced."""
     kind: I64
     """[n] index into `kinds`."""
     num_tokens: I64
@@ -54,6 +54,9 @@ class PageRuns(NamedTuple):
     """Names of the tenants; empty where they are not told apart."""
     is_shared: bool = False
     """Whether several tenants hold KV."""
+    sooner_s: F64 | None = None
+    """[n] beside a wait without an announced return, the earliest return that another one has announced, or nan. A run
+    is needed again at the earlier of both. None: no run has such waits."""
 
 
 class Ranking(NamedTuple):

@@ -87,7 +87,6 @@ class Interception:
         self.closed = ClosedWaits(cache, config, self.waits)
         self.explicit: ExplicitPages | None = None
         """Those of programs that wait; None: no program has any."""
-        self._acts_at_start = any(policy.at_start(kind) != "keep" for kind in ("", WaitKind.CHAT))
         cache.tiers.rank_by(self._rank, self._private_pages, self._note_unused)
 
     # Steps
@@ -99,7 +98,7 @@ class Interception:
         self._since = 1 if tiers.copy_budget < self._budget.pages else self._since + 1
         self._budget = self._move_budget()
         tiers.begin_step(self._budget.pages)
-        if self._acts_at_start:
+        if self.policy.acts_at_start:
             idle = [s for s in self._sequences.without_slot.values() if s.state is SequenceState.IDLE]
             for sequence in idle:
                 self._start(sequence, now)
@@ -115,7 +114,7 @@ class Interception:
         horizon = HORIZON_STEPS * self._config.max_step_tokens // self._cache.page_size
         if tiers.host.num_pages == 0 or tiers.copy_budget <= 0 or tiers.device.num_free >= horizon:
             return
-        if self._acts_at_start:
+        if self.policy.acts_at_start:
             return  # what is to be on the host has been moved there
         if tiers.copy_budget == self._budget.pages and self._since < self._budget.steps:
             return  # a transfer takes more time than one step may be longer

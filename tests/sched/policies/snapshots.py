@@ -21,6 +21,7 @@ COLUMNS: dict[str, tuple[type, Any]] = {
     "weight": (np.float64, 0.0),
     "tenant": (np.int64, 0),
     "explicit": (np.bool_, False),
+    "sooner_s": (np.float64, np.nan),
 }
 
 

@@ -56,6 +56,7 @@ def test_what_happens_at_the_start_and_at_the_return(
     policy = make_policy(name)
     assert policy.name == name
     assert [policy.at_start(kind) for kind in KINDS[1:]] == starts
+    assert policy.acts_at_start is (starts != ["keep"] * 3)
     assert (policy.keeps_rank, policy.uses_index) == (keeps_rank, uses_index)
 
 

@@ -41,6 +41,13 @@ def test_the_oracle_knows_what_is_announced() -> None:
     assert OracleEstimator().remaining_s(runs, NOW).tolist() == [50, 0, 4]
 
 
+@pytest.mark.parametrize("estimator", [OracleEstimator(), learned({("t", "tool"): [10.0] * 30})])
+def test_a_run_is_needed_at_the_earliest_of_several_returns(estimator: WaitEstimator) -> None:
+    runs = make_runs(4, since_s=NOW - 5, sooner_s=[NOW + 1, NOW + 50, NOW - 1, np.nan])
+    assert estimator.remaining_s(runs, NOW).tolist() == [1, 5, 5, 5]
+    assert estimator.remaining_s(runs._replace(sooner_s=None), NOW).tolist() == [5] * 4
+
+
 def test_an_announced_return_in_the_future_is_believed() -> None:
     estimator = learned({("t", "tool"): [10.0] * 30})
     runs = make_runs(3, since_s=NOW - 4, expected_s=[NOW + 50, NOW - 1, np.nan])

@@ -12,6 +12,7 @@ class DiscardPolicy(LruPolicy):
     name = "discard"
     keeps_rank = False
     uses_index = False
+    acts_at_start = True
 
     def at_start(self, kind: str) -> START:
         """Give up the KV of every sequence when its wait begins."""

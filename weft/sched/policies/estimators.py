@@ -84,6 +84,18 @@ class ElapsedEstimator:
         return without_cohort(kind)
 
 
+def _or_sooner(remaining_s: F64, runs: PageRuns, now: float) -> F64:
+    """[n] the time to what `PageRuns.sooner_s` announces for later than now, where that is shorter."""
+    if runs.sooner_s is None:
+        return remaining_s
+    announced = runs.sooner_s > now
+    return (
+        np.where(announced, np.minimum(remaining_s, runs.sooner_s - now), remaining_s)
+        if announced.any()
+        else remaining_s
+    )
+
+
 class OracleEstimator:
     """The announced return, for simulations that know it. `elapsed` where none is announced."""
 
@@ -92,7 +104,7 @@ class OracleEstimator:
     def remaining_s(self, runs: PageRuns, now: float) -> F64:
         """[n] seconds to the announced return; 0 where it is overdue."""
         known = np.maximum(runs.expected_s - now, 0.0)
-        return np.where(np.isnan(known), elapsed_s(runs, now), known)
+        return _or_sooner(np.where(np.isnan(known), elapsed_s(runs, now), known), runs, now)
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] 0 where nothing was announced and nothing has used the run; else 1."""
@@ -145,7 +157,9 @@ class LearnedEstimator:
         if known.any():
             found = np.where(known, lasted.remaining_s(0.5), found)
         announced = runs.expected_s > now
-        return np.where(announced, runs.expected_s - now, found) if announced.any() else found
+        if announced.any():
+            found = np.where(announced, runs.expected_s - now, found)
+        return _or_sooner(found, runs, now)
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] from the waits that lasted as long. Where fewer than `LASTED_ENOUGH` did, as for the longest wait of

@@ -19,6 +19,7 @@ class HeuristicPolicy(LruPolicy):
     """Interactive and long-running kinds are discarded at once; automated short ones keep their KV on the device."""
 
     name = "heuristic"
+    acts_at_start = True
 
     def __init__(self, long_kinds: Collection[str] = LONG_KINDS):
         self._long_kinds = frozenset(long_kinds)

@@ -20,6 +20,7 @@ class LruPolicy:
     name = "lru"
     keeps_rank = True
     uses_index = True
+    acts_at_start = False
 
     def at_start(self, kind: str) -> START:
         """Kept until its pages are needed."""

@@ -68,6 +68,7 @@ class MinWastePolicy:
     name = "min_waste"
     keeps_rank = True
     uses_index = True
+    acts_at_start = False
 
     def __init__(self, estimator: WaitEstimator):
         self.estimator = estimator

@@ -59,6 +59,11 @@ class InterceptPolicy(Protocol):
         """Whether a return finds the KV that is still there; False: what is discarded at the start is gone at once."""
         ...
 
+    @property
+    def acts_at_start(self) -> bool:
+        """Whether `at_start` is not "keep" for some kind."""
+        ...
+
     def at_start(self, kind: str) -> START:
         """What happens at the moment of interception. "keep" is lazy: pages are taken when others need them.
         "swap_in_budget" moves as many pages to the host as the step may, and discards the rest."""

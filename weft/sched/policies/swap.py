@@ -10,6 +10,7 @@ class SwapPolicy(LruPolicy):
     """Out at the moment of interception and in at the return, synchronously. The rest goes by last use."""
 
     name = "swap"
+    acts_at_start = True
 
     def at_start(self, kind: str) -> START:
         """Move the KV of every sequence to the host when its wait begins."""
