@@ -106,6 +106,11 @@ REFUSALS: dict[str, tuple[bytes, list[str]]] = {
     "empty tensor": (forge(tensors=[Forged(shape=(0, 4))], data=FOUR), ["'a'", "offset 0", "is empty"]),
     "endless tensor": (forge(tensors=[Forged(shape=(2**63, 2**63))], data=FOUR), ["'a'", "truncated"]),
     "refused type": (forge(tensors=[Forged(kind=10)], data=FOUR), ["'a'", "offset 0", "Q2_K (10)"]),
+    "removed type": (forge(tensors=[Forged(kind=5)], data=FOUR), ["Q4_3 (5)", "ggml has removed", "of another"]),
+    "removed order of Q4_0": (
+        forge(tensors=[Forged(kind=33)], data=FOUR),
+        ["Q4_0_8_8 (33)", "of the quantization Q4_0"],
+    ),
     "unknown type": (forge(tensors=[Forged(kind=99)], data=FOUR), ["'a'", "unknown (99)"]),
     "tensor twice": (forge(tensors=ONE * 2, data=FOUR), ["'a' twice"]),
     "part of a block": (forge(tensors=[Forged(shape=(48,), kind=8)], data=FOUR * 9), ["blocks of 32"]),
@@ -175,6 +180,11 @@ def test_one_value_per_layer_counts_if_all_are_equal(tmp_path: Path) -> None:
 
 
 # Split files
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_one_file_of_any_name_is_a_whole_model(count: int, tmp_path: Path) -> None:
+    assert list(read_gguf(write(tmp_path / "merged.gguf", part(0, count, total=1))).tensors) == ["t0"]
 
 
 def split(folder: Path, *, count: int = 3, **changes: bytes) -> list[Path]:

@@ -69,6 +69,13 @@ CASES = {
         {"rope.scaling.type": "linear", "rope.scaling.factor": 2.5},
     ),
     "llama-linear-old": ("llama", {"rope_scaling": {"type": "linear", "factor": 2.5}}, {"rope.scale_linear": 2.5}),
+    "llama-linear-without-a-type": (
+        "llama",
+        {"rope_scaling": {"type": "linear", "factor": 2.5}},
+        {"rope.scaling.factor": 2.5, "rope.scale_linear": 4.0},
+    ),
+    "llama-factor-of-no-scaling": ("llama", {}, {"rope.scaling.factor": 0.0}),
+    "llama-scaling-of-none": ("llama", {}, {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}),
     "mistral": ("mistral", {}, {}),
     "mistral-window": ("mistral", {"sliding_window": 11}, {"attention.sliding_window": 11}),
     "mistral-window-of-the-context": ("mistral", {}, {"attention.sliding_window": 512}),

@@ -1,8 +1,8 @@
 """Reads the header of a GGUF file (versions 2 and 3), or of all files of a split one. Nothing in it is trusted.
 
 Counts, lengths and offsets are compared with the file's size before anything is made of them; the errors name the key
-or the tensor, and its offset. What is read stays in the mapped file (`metadata.py`), so reading takes no more memory
-than the file has bytes.
+or the tensor, and its offset. Arrays stay in the mapped file (`metadata.py`): reading takes memory for other values, for
+the place of each string of an array, and for at most `MAX_COUNT` entries and tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from weft.abi.errors import ModelLoadError, Unsupported
 from weft.gguf.metadata import GgufStrings, Metadata
-from weft.gguf.types import REFUSED, TYPE_NAMES, TYPES, TensorType
+from weft.gguf.types import REFUSED, REMOVED, TYPE_NAMES, TYPES, TensorType
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -75,8 +75,8 @@ def read_gguf(path: Path) -> GgufFile:
     types of tensors.
     """
     one = _read_one(path)
-    count = one.metadata.integer("split.count", 1)
-    if count == 1:
+    count = one.metadata.integer("split.count", 0, least=0)
+    if count <= 1:  # llama.cpp's merging of files leaves 0
         return one
     name = _SPLIT.fullmatch(path.name)
     if name is None or int(name[3]) != count:
@@ -255,10 +255,12 @@ def _describe(cursor: _Cursor) -> tuple[str, TensorType, tuple[int, ...], int]:
     number = cursor.number("<I", f"the type of tensor {name!r}")
     offset = cursor.number("<Q", f"the offset of tensor {name!r}")
     if number not in TYPES:
-        kind = f"{REFUSED[number]} ({number})" if number in REFUSED else f"unknown ({number})"
+        kind = {**REFUSED, **REMOVED}.get(number, "unknown")
+        other = "the quantization Q4_0, of the same numbers" if kind.startswith("Q4_0_") else "another quantization"
+        why = "ggml has removed" if number in REMOVED else "is not supported"
         raise Unsupported(
-            f"{path}: tensor {name!r} at offset {offset} has the type {kind}, which is not supported; there are "
-            f"{', '.join(TYPE_NAMES)}. Choose a file of another quantization"
+            f"{path}: tensor {name!r} at offset {offset} has the type {kind} ({number}), which {why}; there are "
+            f"{', '.join(TYPE_NAMES)}. Choose a file of {other}"
         )
     if 0 in shape:
         raise ModelLoadError(f"{path}: tensor {name!r} at offset {offset} is empty: its shape is {list(shape)}")

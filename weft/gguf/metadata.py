@@ -1,7 +1,7 @@
 """The metadata of a GGUF file: values by key, with typed access whose errors name the key.
 
-Numeric arrays are views of the mapped file, and strings of an array are decoded when they are read, so metadata take
-no memory that the file does not have.
+Numeric arrays are views of the mapped file, and strings of an array are decoded when they are read, so that arrays take
+no memory but 8 bytes for each string.
 """
 
 from __future__ import annotations

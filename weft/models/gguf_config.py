@@ -102,11 +102,11 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 def _rope_scaling(meta: Metadata, rope: str, context: int) -> dict[str, Any] | None:
     """Scaling of positions; None: they are not scaled."""
-    linear = meta.number(f"{rope}.scale_linear", 1.0)  # older files
-    kind = meta.text(f"{rope}.scaling.type", "none" if linear == 1 else "linear")
+    factor = meta.number(f"{rope}.scaling.factor", meta.number(f"{rope}.scale_linear", 1.0))  # older files
+    kind = meta.text(f"{rope}.scaling.type", "none" if factor in (0, 1) else "linear")
     if kind == "none":
         return None
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": meta.number(f"{rope}.scaling.factor", linear)}
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "linear":
         return scaling
     if kind != "yarn":
@@ -115,7 +115,7 @@ def _rope_scaling(meta: Metadata, rope: str, context: int) -> dict[str, Any] | N
         raise Unsupported(f"{meta.path}: {rope}.scaling.yarn_ext_factor is not 1, which is not supported")
     # ggml multiplies these factors with YaRN's own, where config.json replaces it.
     factors = [meta.number(f"{rope}.scaling.{key}", 1.0) for key in ("attn_factor", "yarn_attn_factor")]
-    own = 1.0 if scaling["factor"] <= 1 else 0.1 * float(np.log(scaling["factor"])) + 1.0
+    own = 1.0 if factor <= 1 else 0.1 * float(np.log(factor)) + 1.0
     return {
         **scaling,
         "original_max_position_embeddings": meta.integer(f"{rope}.scaling.original_context_length", context),
