@@ -165,6 +165,21 @@ def test_tokens_around_a_text(name: str, default: bool, add_bos: bool | None, tm
     assert got.special_tokens == {"bos_token": BOS, "eos_token": TOOL}
 
 
+@pytest.mark.parametrize("text", ["$A", "$B", "$0", "$", "bos:1", "bos_token", "eos_token"])
+def test_a_token_around_a_text_may_look_like_a_template(text: str, tmp_path: Path) -> None:
+    backend = byte_level("qwen2")
+    backend.add_special_tokens([AddedToken(text, normalized=False)])
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.add_bos_token_id(backend.token_to_id(text))
+        writer.add_eos_token_id(backend.token_to_id(END))
+        writer.add_add_bos_token(True)
+        writer.add_add_eos_token(True)
+
+    got = load_gguf(write(tmp_path / "t.gguf", backend, "gpt2", more))
+    assert ids(got, "ab", special=True) == [backend.token_to_id(text), *ids(got, "ab"), backend.token_to_id(END)]
+
+
 def test_pieces_of_the_default_by_hand(tmp_path: Path) -> None:
     backend = byte_level("gpt-2")
     path = write(tmp_path / "t.gguf", backend, "gpt2")
@@ -321,6 +336,25 @@ BAD: dict[str, tuple[list[bytes], type[Exception], str]] = {
     "a type of no kind": ([*GPT2, TOKENS, *wrong("token_type", ARRAY, kinds(1, 1, 7))], ModelLoadError, "has 7"),
     "eos beyond": ([*GPT2, TOKENS, *wrong("eos_token_id", U32, b"\3\0\0\0")], ModelLoadError, "is 3, and there are 3"),
     "bos without a token": ([*GPT2, TOKENS, *wrong("add_bos_token", 7, b"\1")], ModelLoadError, "it has no text"),
+    "bos that is not used": (
+        [
+            *GPT2,
+            texts("tokenizer.ggml.tokens", "a", "b", "ab", "c"),
+            *(*wrong("token_type", ARRAY, kinds(1, 1, 1, 5)), *wrong("bos_token_id", U32, b"\3\0\0\0")),
+            *wrong("add_bos_token", 7, b"\1"),
+        ],
+        ModelLoadError,
+        "the bos_token 'c' is of the type of tokens that are not used",
+    ),
+    "too many merges": (
+        [
+            *LLAMA,
+            texts("tokenizer.ggml.tokens", *("a" * i for i in range(1, 61))),
+            *wrong("scores", ARRAY, floats(*range(60))),
+        ],
+        ModelLoadError,
+        "the 60 tokens can be split into others in more than 16 ways each",
+    ),
     "no scores": ([*LLAMA, TOKENS], ModelLoadError, "has no tokenizer.ggml.scores"),
     "score not a number": (
         [*LLAMA, TOKENS, *wrong("scores", ARRAY, floats(0, 0, float("nan")))],

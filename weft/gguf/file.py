@@ -1,8 +1,8 @@
 """Reads the header of a GGUF file (versions 2 and 3), or of all files of a split one. Nothing in it is trusted.
 
 Counts, lengths and offsets are compared with the file's size before anything is made of them; the errors name the key
-or the tensor, and its offset. Arrays stay in the mapped file (`metadata.py`): reading takes memory for other values, for
-the place of each string of an array, and for at most `MAX_COUNT` entries and tensors.
+or the tensor, and its offset. Arrays stay in the mapped file (`metadata.py`): reading takes memory for other values, 8
+bytes for each string of an array, and at most `MAX_COUNT` entries and tensors.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ MAX_ADDED = 1 << 16
 """Of control and user-defined tokens, which are searched for in every text."""
 MAX_PIECE_CHARS = 256
 """Of a token of the type `llama`: all ways to split it are tried."""
+MAX_MERGES = 16
+"""Of a vocabulary of the type `llama`, for each token; that of Llama 2 has 2. Tokens of text have fewer characters."""
 END_TEXTS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>"})
 """Control tokens that end a turn, a message or a text, named as such by the metadata or not."""
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -187,7 +189,8 @@ def _merges(file: GgufFile, vocab: dict[str, int], kinds: Sequence[int]) -> list
     Among equal scores longer halves come first, as in transformers' conversion of such vocabularies.
     """
     scores = file.metadata.numbers("tokenizer.ggml.scores", len(kinds)).tolist()
-    found: list[tuple[float, int, int, str, str]] = []
+    found: list[tuple[float, int, int, int, int, int]] = []
+    texts = {i: text for text, i in vocab.items()}
     for text, i in vocab.items():
         if kinds[i] != NORMAL:
             continue
@@ -195,11 +198,14 @@ def _merges(file: GgufFile, vocab: dict[str, int], kinds: Sequence[int]) -> list
             raise ModelLoadError(
                 f"{file.path}: token {i} has {len(text)} characters (at most {MAX_PIECE_CHARS}) and score {scores[i]}"
             )
-        halves = [(text[:at], text[at:]) for at in range(1, len(text))]
-        known = [(vocab[a], vocab[b], a, b) for a, b in halves if a in vocab and b in vocab]
-        found += [(-scores[i], -len(a), -len(b), a, b) for _, _, a, b in sorted(known)]
-    found.sort(key=lambda merge: merge[:3])
-    return [(a, b) for *_, a, b in found]
+        halves, last = ((text[:at], text[at:]) for at in range(1, len(text))), -scores[i]
+        found += [(last, -len(a), -len(b), i, vocab[a], vocab[b]) for a, b in halves if a in vocab and b in vocab]
+        if len(found) > MAX_MERGES * len(kinds):
+            raise ModelLoadError(
+                f"{file.path}: the {len(kinds)} tokens can be split into others in more than {MAX_MERGES} ways each"
+            )
+    found.sort()
+    return [(texts[a], texts[b]) for *_, a, b in found]
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, file: GgufFile, texts: Sequence[str], kinds: Sequence[int]) -> None:
@@ -219,12 +225,19 @@ def _surround(backend: tokenizers.Tokenizer, file: GgufFile, named: Mapping[str,
     """Put the tokens bos and eos around texts, where the metadata or the kind of tokenizer say so."""
     parts = ["$A"]
     if file.metadata.flag("tokenizer.ggml.add_bos_token", adds_bos):
-        parts.insert(0, named.get("bos_token", ""))
+        parts.insert(0, "bos_token")
     if file.metadata.flag("tokenizer.ggml.add_eos_token", False):
-        parts.append(named.get("eos_token", ""))
-    if "" in parts:
-        raise ModelLoadError(f"{file.path}: texts begin with the token bos or end with eos, and it has no text")
-    tokens = [(part, backend.token_to_id(part)) for part in parts if part != "$A"]
+        parts.append("eos_token")
+    tokens = []
+    for part in [part for part in parts if part != "$A"]:
+        text = named.get(part)
+        if not text:
+            raise ModelLoadError(f"{file.path}: texts begin with the token bos or end with eos, and it has no text")
+        token = backend.token_to_id(text)
+        if token is None:
+            raise ModelLoadError(f"{file.path}: the {part} {text!r:.100} is of the type of tokens that are not used")
+        # By another name than its text, which may have a meaning in templates.
+        tokens.append({"id": part, "ids": [token], "tokens": [text]})
     if tokens:
         backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=tokens)
 
