@@ -15,6 +15,7 @@ from tests.models.quantized_writing import CASES, write_quantized
 from tests.models.runner import bytes_of_weights
 from weft.kernels import dispatch
 from weft.models.random_checkpoints import write_tiny
+from weft.worker.sizing import FreeMemory
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8}
 
@@ -52,6 +53,12 @@ def test_a_directory(weft, folder: Path) -> None:
     assert whole["bytes"] == sum(file.stat().st_size for file in folder.glob("split-*"))
     assert plain["bytes"] == sum((folder / name).stat().st_size for name in ("config.json", "model.safetensors"))
     assert (q8["architecture"], q8["max_context"], q8["dtype"]) == ("Qwen2ForCausalLM", 512, "bfloat16")
+
+
+def test_blocks_that_become_others(weft, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", write_tiny(tmp_path / "model", "qwen2", **SHAPE), all_of("Q5_0"))
+    if dispatch.block_types("cpu", torch.bfloat16):
+        assert listed(weft, str(path))[str(path)]["memory_bytes"] == bytes_of_weights(path, torch.bfloat16)
 
 
 def test_files_and_what_cannot_be_served(weft, folder: Path) -> None:
@@ -113,3 +120,10 @@ def test_doctor_says_what_a_file_will_need(weft, folder: Path) -> None:
     assert (found["architecture"], found["dtype"]) == ("Qwen2ForCausalLM", "float32")
     note = "stay in blocks" if dispatch.block_types("cpu", torch.float32) else "expanded to float32, as no kernel"
     assert found["weights_note"].startswith(f"Q8_0 {note}")
+
+
+def test_doctor_says_that_weights_do_not_fit(weft, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.worker.build.free_memory", lambda device: FreeMemory(100_000, 100_000))
+    result = weft("doctor", str(folder), "--device", "cpu", "--dtype", "float32")
+    assert result.exit_code == 1
+    assert f"PROBLEM: {folder}: the weights of {folder} take" in result.output

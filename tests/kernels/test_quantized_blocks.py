@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from weft.gguf.types import TYPES, TensorType
-from weft.kernels.quantized_blocks import BadScale, as_block_type, block_type, expand
+from weft.gguf.types import TYPES, TensorType, block_type
+from weft.kernels.quantized_blocks import BadScale, as_block_type, expand
 
 NUMBERS = {kind.name: number for number, kind in TYPES.items()}
 SCALES = {

@@ -158,6 +158,15 @@ def test_what_is_expanded_all_the_same(tmp_path: Path) -> None:
         assert loaded.notice.startswith(f"Q8_0 {why}")
 
 
+def test_types_without_kernels_are_named(tmp_path: Path) -> None:
+    for others, why in (
+        ("Q4_1", "Q4_1 expanded to bfloat16, as no kernel computes on such blocks"),
+        ("Q8_0", "Q4_1 expanded to bfloat16, as no kernel computes on such blocks; Q8_0 expanded to bfloat16, where"),
+    ):
+        path = file_of(tmp_path, lambda name, others=others: all_of("Q4_1" if "up_proj" in name else others)(name))
+        assert why in str(load_model(str(path), dtype="bfloat16").notice)
+
+
 def test_shapes_and_mixtures_that_no_kernel_takes(tmp_path: Path) -> None:
     """Queries, keys and values that are 144 rows together, and a matrix that is partly floats."""
 

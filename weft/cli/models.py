@@ -13,7 +13,7 @@ import typer
 
 from weft.abi.errors import ModelLoadError, WeftError
 from weft.config import EMBEDDED_MODEL
-from weft.gguf.types import BY_NAME, PACKED_BYTES, PACKED_ROWS
+from weft.gguf.types import BY_NAME, PACKED_BYTES, PACKED_ROWS, block_type
 
 if TYPE_CHECKING:
     from weft.gguf.file import GgufTensor
@@ -162,7 +162,7 @@ def _of_file(path: Path) -> dict[str, Any]:
         raw = config_of(file)
     except WeftError as error:
         return {**empty, "bytes": size, "format": "GGUF", "error": error.message}
-    tensors = [(tensor.type.name, tensor.type.name, tensor) for tensor in file.tensors.values()]
+    tensors = [(tensor.type.name, block_type(tensor.type.name), tensor) for tensor in file.tensors.values()]
     return {
         "bytes": sum(part.stat().st_size for part in {tensor.file for *_, tensor in tensors}),
         "architecture": raw["architectures"][0],

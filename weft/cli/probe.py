@@ -151,7 +151,7 @@ def plan(config: EngineConfig) -> dict[str, Any]:
     from weft.engine.profiles import find_profile, saturation_tokens
     from weft.kernels import dispatch
     from weft.models.base import KVSpec, LayerKV
-    from weft.models.footprint import storage_notice, weight_bytes, with_settings
+    from weft.models.footprint import require_memory, storage_notice, weight_bytes, with_settings
     from weft.models.loader import MODEL_FILES, choose_dtype, open_checkpoint
     from weft.worker.build import choose_device, free_memory, graphs_missing, step_tokens
     from weft.worker.identity import identify_spec
@@ -174,6 +174,7 @@ def plan(config: EngineConfig) -> dict[str, Any]:
     bytes_per_page = layout.bytes_per_page(config.page_size)
     weights = weight_bytes(checkpoint, loaded)
     free = free_memory(device)
+    require_memory(config.model, checkpoint, loaded, device, free.device)
     on_gpu = device.type == "cuda"
     left = FreeMemory(max(0, free.device - weights), free.host if on_gpu else max(0, free.host - weights))
     sizing = size_pools(config, bytes_per_page=bytes_per_page, model_context=spec.max_position, free=left, gpu=on_gpu)

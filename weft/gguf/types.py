@@ -52,6 +52,8 @@ PACKED_BYTES: Mapping[str, int] = {
 }
 """Bytes that `PACKED_ROWS` blocks take, one of each of as many rows, in the order in which kernels read them; of the
 types for which there are kernels."""
+AS_OTHERS: Mapping[str, str] = {"Q5_0": "Q8_0"}
+"""Types without kernels of their own -> a type whose blocks hold theirs exactly."""
 TYPE_NAMES = tuple(kind.name for kind in TYPES.values())
 
 REFUSED: Mapping[int, str] = {
@@ -65,3 +67,9 @@ REMOVED: Mapping[int, str] = {
     38: "IQ4_NL_8_8",
 }  # fmt: skip
 """Names of types that the format had."""
+
+
+def block_type(kind: str) -> str | None:
+    """The type of blocks that kernels may multiply with in place of blocks of a type, without loss: another one for
+    those of `AS_OTHERS`; None for plain numbers."""
+    return None if BY_NAME[kind].numbers == 1 else AS_OTHERS.get(kind, kind)

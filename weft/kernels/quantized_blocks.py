@@ -36,15 +36,9 @@ def expand(kind: str, blocks: Tensor) -> Tensor:
     return blocks.view(PLAIN[kind]) if kind in PLAIN else _EXPANDERS[kind](blocks)
 
 
-def block_type(kind: str) -> str | None:
-    """The type of blocks that kernels may multiply with in place of blocks of a type, without loss: another one for
-    Q5_0 alone; None for plain numbers."""
-    return None if kind in PLAIN else _AS_OTHERS[kind][0] if kind in _AS_OTHERS else kind
-
-
 def as_block_type(kind: str, blocks: Tensor) -> Tensor:
-    """blocks [n, bytes of a block] uint8 -> the same numbers in blocks of `block_type`."""
-    return _AS_OTHERS[kind][1](blocks) if kind in _AS_OTHERS else blocks
+    """blocks [n, bytes of a block] uint8 -> the same numbers in blocks of `gguf.types.block_type`."""
+    return _AS_OTHERS[kind](blocks) if kind in _AS_OTHERS else blocks
 
 
 def check_scales(kind: str, blocks: Tensor) -> None:
@@ -183,5 +177,5 @@ _EXPANDERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Q6_K": _q6_k,
     **{kind: partial(_int4_groups, kind) for kind in GROUPS},
 }
-_AS_OTHERS: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = {"Q5_0": ("Q8_0", _q5_0_as_q8_0)}
-"""Types without kernels of their own whose blocks another type holds exactly."""
+_AS_OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {"Q5_0": _q5_0_as_q8_0}
+"""For each of `gguf.types.AS_OTHERS`, its blocks -> those of the other type."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -86,7 +87,7 @@ def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device
     its weights are plain."""
     tensors = checkpoint.tensors()
     kept: set[str] = set()
-    expanded: set[str] = set()
+    expanded: set[tuple[str, str]] = set()
     quantized: set[str] = set()
     for target in (target for group in weight_targets(checkpoint, spec) for target in group):
         for info in [tensors[source.name] for source in target.sources if source.name in tensors]:
@@ -94,7 +95,7 @@ def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device
                 if target.blocks and spec.quantization is None:
                     kept.add(info.dtype if info.blocks in (info.dtype, None) else f"{info.dtype} (as {info.blocks})")
                 else:
-                    expanded.add(info.dtype)
+                    expanded.add((info.dtype, info.blocks))
             elif info.numbers_in is not None:
                 quantized.add(info.dtype)
     if not kept and not expanded and not quantized:
@@ -111,8 +112,10 @@ def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device
     if kept:
         how = "which activations meet in 8 bits" if dispatch.rounds_activations(device) else "read as they are"
         said.append(f"{', '.join(sorted(kept))} stay in blocks, {how}")
-    if expanded:
-        said.append(f"{', '.join(sorted(expanded))} expanded to {to}, {_why_expanded(spec, device)}")
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name, blocks in sorted(expanded):
+        reasons[_why_expanded(blocks, spec, device)].append(name)
+    said += [f"{', '.join(names)} expanded to {to}, {why}" for why, names in reasons.items()]
     stored_bytes = sum(info.num_bytes for info in tensors.values())
     return (
         f"{'; '.join(said)}: {stored_bytes / GIB:.2f} GiB of weights on disk, "
@@ -120,10 +123,10 @@ def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device
     )
 
 
-def _why_expanded(spec: ModelSpec, device: torch.device | str) -> str:
-    if spec.block_types:
+def _why_expanded(blocks: str, spec: ModelSpec, device: torch.device | str) -> str:
+    if blocks in spec.block_types:
         return "where shapes or mixtures do not fit the kernels"
-    if spec.quantization is not None or dispatch.block_types(device, spec.dtype):
+    if spec.quantization is not None or blocks in dispatch.block_types(device, spec.dtype):
         return "as the settings ask for"
     return "as no kernel computes on such blocks"
 

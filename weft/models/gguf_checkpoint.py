@@ -15,7 +15,8 @@ import torch
 from weft.abi.errors import ModelLoadError, Unsupported
 from weft.gguf.file import GgufTensor, read_gguf
 from weft.gguf.tokens import TOKENS, end_ids, read_tokens
-from weft.kernels.quantized_blocks import PLAIN, BadScale, as_block_type, block_type, check_scales, expand
+from weft.gguf.types import block_type
+from weft.kernels.quantized_blocks import PLAIN, BadScale, as_block_type, check_scales, expand
 from weft.models import gguf_config
 from weft.models.base import ModelSpec, RopeSpec
 from weft.models.checkpoint import PIECE_NUMBERS, Piece, TensorInfo
