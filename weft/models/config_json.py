@@ -8,6 +8,7 @@ implemented. Family files call `decoder_spec`. Transformers 5 writes the rotary 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +18,11 @@ from weft.abi.errors import ModelLoadError, Unsupported
 from weft.models.base import ModelSpec, RopeSpec
 
 N = TypeVar("N", int, float, bool)
+MAX_LAYERS = 1 << 12
+"""Of all checkpoints; the largest of the families have some 130. What is made of each layer is made before any tensor
+is known."""
+MAX_SIZE = 2**31 - 1
+"""Of integers: KV slots are int32, so no sequence is longer."""
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -41,7 +47,7 @@ def decoder_spec(
     Raises `ModelLoadError` for missing or impossible values, `Unsupported` for options that are not implemented.
     """
     refuse_unimplemented(raw)
-    num_layers = number(raw, "num_hidden_layers", int)
+    num_layers = layer_count(raw)
     num_heads = number(raw, "num_attention_heads", int)
     hidden_size = number(raw, "hidden_size", int)
     num_kv_heads = number(raw, "num_key_value_heads", int, default=num_heads)
@@ -83,14 +89,21 @@ def number(raw: Mapping[str, Any], key: str, kind: type[N], default: N | None = 
         if default is None:
             raise ModelLoadError(f"config.json has no {key!r}, which this architecture needs")
         return default
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
     # In Python bool is an int, but JSON's true is not a size.
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ModelLoadError(f"config.json: {key!r} must be of type {kind.__name__}, got {value!r}")
-    if kind is not bool and (not math.isfinite(value) or value <= 0):
-        raise ModelLoadError(f"config.json: {key!r} must be positive, got {value!r}")
-    return value
+    if not isinstance(value, (int, float) if kind is float else kind) or (type(value) is bool and kind is not bool):
+        raise ModelLoadError(f"config.json: {key!r} must be of type {kind.__name__}, got {value!r:.100}")
+    most = MAX_SIZE if kind is int else sys.float_info.max
+    if kind is not bool and not 0 < value <= most:
+        raise ModelLoadError(f"config.json: {key!r} must be positive and at most {most}, got {value!r:.100}")
+    return kind(value)
+
+
+def layer_count(raw: Mapping[str, Any]) -> int:
+    """`num_hidden_layers`. Raises `ModelLoadError` for more than `MAX_LAYERS`."""
+    count = number(raw, "num_hidden_layers", int)
+    if count > MAX_LAYERS:
+        raise ModelLoadError(f"config.json: 'num_hidden_layers' is {count}; there may be {MAX_LAYERS}")
+    return count
 
 
 def refuse_unimplemented(raw: Mapping[str, Any]) -> None:
@@ -148,7 +161,7 @@ def rope_spec(raw: Mapping[str, Any], max_position: int) -> RopeSpec:
 
 def window_layers(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
     """The windows of the Qwen families: from layer `max_window_layers` on, or as `layer_types` says, if in use."""
-    num_layers = number(raw, "num_hidden_layers", int)
+    num_layers = layer_count(raw)
     if not raw.get("use_sliding_window"):
         return (None,) * num_layers
     window = number(raw, "sliding_window", int, default=4096)
@@ -160,7 +173,7 @@ def window_layers(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
             raise ModelLoadError(f"config.json: 'max_window_layers' must be an int, got {first!r}")
         return tuple(window if i >= first else None for i in range(num_layers))
     if not isinstance(types, list) or len(types) != num_layers:
-        raise ModelLoadError(f"config.json: 'layer_types' must be a list of {num_layers} names, got {types!r}")
+        raise ModelLoadError(f"config.json: 'layer_types' must be a list of {num_layers} names, got {types!r:.100}")
     unknown = sorted({str(t) for t in types} - {"full_attention", "sliding_attention"})
     if unknown:
         raise Unsupported(f"layer types {unknown} are not supported; there are full_attention and sliding_attention")
@@ -178,9 +191,9 @@ def checkpoint_dtype(raw: Mapping[str, Any]) -> torch.dtype:
 def _max_position(positions: int, rope: RopeSpec) -> int:
     """The context length after scaling: linear and yarn state the length before scaling, llama3 after."""
     if rope.kind == "linear":
-        return int(positions * rope.factor)
+        return int(min(positions * rope.factor, MAX_SIZE))
     if rope.kind == "yarn":
-        return max(positions, int(rope.original_max_position * rope.factor))
+        return max(positions, int(min(rope.original_max_position * rope.factor, MAX_SIZE)))
     return positions
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.models.base import ModelSpec
-from weft.models.config_json import decoder_spec, number
+from weft.models.config_json import decoder_spec, layer_count, number
 
 ARCHITECTURE = "MistralForCausalLM"
 WINDOW_WHEN_ABSENT = 4096
@@ -18,4 +18,4 @@ def spec(raw: Mapping[str, Any]) -> ModelSpec:
     window: int | None = None
     if raw.get("sliding_window", WINDOW_WHEN_ABSENT) is not None:
         window = number(raw, "sliding_window", int, default=WINDOW_WHEN_ABSENT)
-    return decoder_spec(raw, ARCHITECTURE, sliding_windows=(window,) * number(raw, "num_hidden_layers", int))
+    return decoder_spec(raw, ARCHITECTURE, sliding_windows=(window,) * layer_count(raw))

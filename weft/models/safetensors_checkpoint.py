@@ -57,6 +57,11 @@ class SafetensorsCheckpoint:
     @functools.cached_property
     def _stored(self) -> CheckpointTensors:
         tensors = list_tensors(self.path)
+        layers = self.spec.num_layers
+        if layers > len(tensors):
+            raise ModelLoadError(
+                f"{self.path / 'config.json'}: num_hidden_layers is {layers}, and there are {len(tensors)} tensors"
+            )
         if self._format is None:
             return CheckpointTensors(tensors, {})
         groups = [self.family.shared_weights(self.spec)]
