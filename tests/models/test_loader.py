@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
+import tracemalloc
 
 import pytest
 import torch
@@ -253,6 +255,63 @@ def test_malformed_header(llama, header):
 def test_forged_header_entries(llama, entry):
     write_raw(llama / SINGLE_FILE, {"some.tensor": entry}, b"\0" * 16)
     refused(llama, SINGLE_FILE, "some.tensor")
+
+
+@pytest.mark.parametrize("shape", [[1] * 9, [2**62] * 200_000])
+def test_endless_shapes(llama, shape):
+    write_raw(llama / SINGLE_FILE, {"some.tensor": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}, b"\0" * 4)
+    assert len(refused(llama, "some.tensor", "more than 8 dimensions")) < 500
+
+
+def test_names_and_numbers_that_are_long(llama):
+    write_raw(llama / SINGLE_FILE, {"x" * 2000: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"\0" * 4)
+    assert len(refused(llama, "malformed")) < 500
+    write_raw(llama / SINGLE_FILE, {"x": {"dtype": "F32", "shape": [10**4000], "data_offsets": [0, 4]}}, b"\0" * 4)
+    assert len(refused(llama, "'x'", "cannot occupy")) < 500
+
+
+@pytest.mark.parametrize("count", [200_000, 10_000_000])
+def test_headers_of_which_json_would_make_gigabytes(llama, count):
+    write_raw(llama / SINGLE_FILE, b'{"a":[' + b"[]," * count + b"[]]}")
+    tracemalloc.start()
+    refused(llama, SINGLE_FILE, "header")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 << 20
+
+
+def test_dtypes_that_are_not_read_are_named(llama):
+    for dtype in ("F8_E8M0", "F4"):
+        write_raw(llama / SINGLE_FILE, {"some.tensor": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2]}}, b"\0\0")
+        refused(llama, SINGLE_FILE, f"'some.tensor' is {dtype}, which is not supported", error=Unsupported)
+
+
+@pytest.mark.parametrize(
+    ("second", "end", "words"),
+    [
+        ([4, 12], 12, "tensor 'b' at byte {4} overlaps tensor 'a' at byte {0}, which ends at byte {8}"),
+        ([12, 20], 20, "tensor 'b' at byte {12} leaves a hole after tensor 'a' at byte {0}, which ends at byte {8}"),
+        ([8, 16], 20, "tensor 'b' at byte {8} is the last and ends at byte {16}"),
+    ],
+)
+def test_places_that_overlap_or_leave_holes(llama, second, end, words):
+    entries = {"b": second, "a": [0, 8]}
+    header = {name: {"dtype": "F32", "shape": [2], "data_offsets": place} for name, place in entries.items()}
+    write_raw(llama / SINGLE_FILE, header, b"\0" * end)
+    begin = 8 + len(json.dumps(header))
+    refused(llama, SINGLE_FILE, re.sub(r"{(\d+)}", lambda found: str(begin + int(found[1])), words))
+
+
+def test_a_tensor_in_two_shards_or_in_another(tmp_path):
+    directory = write_tiny(tmp_path, shards=2)
+    one, other = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    index = json.loads((directory / INDEX_FILE).read_text())
+    name = next(name for name, file in index["weight_map"].items() if file == one)
+    (directory / INDEX_FILE).write_text(json.dumps({"weight_map": index["weight_map"] | {name: other}}))
+    refused(directory, f"promises {name} in {other}")
+    tensors = load_file(directory / other) | {name: load_file(directory / one)[name]}
+    save_file(tensors, directory / other)
+    refused(directory, f"{other} has tensor {name}, which", one)
 
 
 # What does not fit the configuration

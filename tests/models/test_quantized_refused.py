@@ -108,6 +108,24 @@ def test_impossible_settings_are_named(settings: Any, parts: list[str], tmp_path
     refused(stating(tmp_path / "model", settings), "config.json: ", *parts)
 
 
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("gptq", ".qweight (GPTQ or AWQ) without quantization_config"),
+        ("pack-4-bits", ".weight_packed (compressed-tensors) without quantization_config"),
+        ("fp8-blocks", ".weight_scale_inv (FP8) without quantization_config"),
+    ],
+)
+@pytest.mark.parametrize("old", [False, True])
+def test_quantized_weights_of_no_stated_format(case: str, words: str, old: bool, tmp_path: Path) -> None:
+    path, _ = write_quantized(tmp_path, *CASES[case][:2])
+    config = json.loads((path / "config.json").read_text())
+    stated = config.pop("quantization_config")
+    (path / "config.json").write_text(json.dumps(config | ({"compression_config": stated} if old else {})))
+    words = "compression_config in config.json, the old form of compressed-tensors" if old else words
+    refused(path, words, "is not supported; use a GGUF file", error=Unsupported)
+
+
 # What is in the file
 
 

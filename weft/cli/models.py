@@ -142,8 +142,7 @@ def _of_folder(folder: Path) -> dict[str, Any]:
     except WeftError:
         return {**found, "format": None, "bits": None, "memory_bytes": None}
     try:
-        form = quantized_format(raw)
-        infos = (tensors if form is None else checkpoint_tensors(tensors, form).infos).values()
+        infos = checkpoint_tensors(tensors, quantized_format(raw)).infos.values()
     except WeftError as error:
         return {**found, "format": "safetensors", "bits": None, "memory_bytes": None, "error": error.message}
     stored = [(info.dtype, info.blocks, info) for info in infos]

@@ -63,7 +63,7 @@ class SafetensorsCheckpoint:
                 f"{self.path / 'config.json'}: num_hidden_layers is {layers}, and there are {len(tensors)} tensors"
             )
         if self._format is None:
-            return CheckpointTensors(tensors, {})
+            return checkpoint_tensors(tensors, None)
         groups = [self.family.shared_weights(self.spec)]
         groups += [self.family.layer_weights(self.spec, index) for index in range(self.spec.num_layers)]
         needed = frozenset(source.name for group in groups for target in group for source in target.sources)

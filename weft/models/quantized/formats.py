@@ -25,6 +25,8 @@ FORMATS: Mapping[str, Callable[[QuantizationSettings], QuantizedFormat]] = {
 """`quant_method` of config.json -> format."""
 SCALED_DTYPES = ("I8", FP8)
 """Of tensors `weight` that need scales."""
+PARTS = {"qweight": "GPTQ or AWQ", "weight_packed": "compressed-tensors", "weight_scale_inv": "FP8"}
+"""Last component of a name that only quantized matrices have -> format."""
 
 
 class CheckpointTensors(NamedTuple):
@@ -42,6 +44,8 @@ def quantized_format(raw: Mapping[str, Any]) -> QuantizedFormat | None:
     """
     stated = raw.get("quantization_config")
     if not stated:
+        if raw.get("compression_config"):
+            raise refusal("compression_config in config.json, the old form of compressed-tensors,")
         return None
     settings = QuantizationSettings(stated)
     method = settings.text("quant_method", default="unknown")
@@ -50,11 +54,17 @@ def quantized_format(raw: Mapping[str, Any]) -> QuantizedFormat | None:
     return FORMATS[method](settings)
 
 
-def checkpoint_tensors(tensors: Mapping[str, TensorInfo], form: QuantizedFormat) -> CheckpointTensors:
+def checkpoint_tensors(tensors: Mapping[str, TensorInfo], form: QuantizedFormat | None) -> CheckpointTensors:
     """Put a quantized matrix in the place of its tensors, and drop those that only rounded activations need.
 
-    Raises `ModelLoadError` for tensors that are missing or contradict each other or config.json.
+    Raises `ModelLoadError` for tensors that are missing or contradict each other or config.json, `Unsupported` for
+    quantized ones without a format.
     """
+    if form is None:
+        for name in tensors:
+            if (made := PARTS.get(name.rpartition(".")[2])) is not None:
+                raise refusal(f"tensor {name} ({made}) without quantization_config in config.json")
+        return CheckpointTensors(tensors, {})
     modules: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
     for name, info in tensors.items():
         module, _, last = name.rpartition(".")
