@@ -28,7 +28,7 @@ async def main(args):
         queue.embed_text(tokens[:-1], range(start - 1), inputs[: start - 1])
         queue.forward(inputs=inputs[: start - 1], write=pages)
         guesses = tokens[-1:] * block
-        while len(tokens) < start + max_tokens and tokens[-1] not in model.eos_token_ids:
+        while len(tokens) < start + max_tokens and not any(token in model.eos_token_ids for token in tokens[start:]):
             place = len(tokens) - 1
             tried = [tokens[-1], *guesses]
             scratch = queue.alloc_pages(-(-len(tried) // size))

@@ -140,7 +140,7 @@ def test_invalid_output_is_given_up_at_once_and_tried_again(lab: Lab) -> None:
 
 def test_contrastive_decoding_is_its_formula(lab: Lab) -> None:
     result = lab.example("contrastive_decoding")
-    text, question = "Ada lives in Paris. Max lives in Oslo. Nora lives in Rome.", "Where does Nora live?"
+    text, question = "Nora lives in Paris. Leo lives in Oslo. Max lives in Rome.", "Where does Max live?"
     informed, blind = lab.encode(lab.chat(f"{text}\n\n{question}")), lab.encode(lab.chat(question))
     expected: list[int] = []
     while len(expected) < 24:
@@ -150,7 +150,7 @@ def test_contrastive_decoding_is_its_formula(lab: Lab) -> None:
             break
         expected.append(int(scores.argmax()))
     assert result["tokens"] == expected
-    assert (result["text"], result["greedy"]) == ("Nora lives in Rome.", "Nora lives in Paris.")
+    assert (result["text"], result["greedy"]) == ("Max lives in Rome.", "Max lives in Oslo.")
     plain = lab.example("contrastive_decoding", {"weight": 0})
     assert plain["text"] == plain["greedy"] == result["greedy"]
 

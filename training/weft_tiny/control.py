@@ -12,16 +12,13 @@ from pathlib import Path
 
 from training.weft_tiny.state import RunState, default_directory, holder, running_lock
 
-_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 36)}
-"""For glibc: otherwise every large activation is new memory, which the system has to clear, page by page."""
-
 
 def start(state: RunState, options: list[str]) -> str:
     """Start a trainer at idle priority in a session of its own; it continues from the newest checkpoint."""
     if (owner := holder(state.owner)) is not None:
         return f"process {owner.get('pid')} already trains in {state.directory}"
     # Threads that spin at a barrier would take time that other processes could use.
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", **_KEEP_MEMORY}
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(state.directory / "compiled"))
     command = [sys.executable, "-m", "training.weft_tiny.train", "--idle", "--state", str(state.directory), *options]
     with (state.directory / "output.txt").open("ab") as output:
