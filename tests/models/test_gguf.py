@@ -203,7 +203,7 @@ REFUSED_KEYS = [
     ({"block_count": 4}, ModelLoadError, ["lacks tensors blk.3."]),
     ({"embedding_length": 64}, ModelLoadError, ["at byte", "has shape", "the metadata asks for"]),
     ({"feed_forward_length": 95}, ModelLoadError, ["tensor blk.0.ffn_", "has shape [96, 48]"]),
-    ({"feed_forward_length": 2**32 - 1}, ModelLoadError, ["tensor blk.0.ffn_"]),
+    ({"feed_forward_length": 2**32 - 1}, ModelLoadError, ["'intermediate_size' must be positive and at most"]),
     ({"feed_forward_length": [96, 96, 95]}, Unsupported, ["feed_forward_length differs from layer to layer"]),
     ({"attention.head_count": 0}, ModelLoadError, ["head_count must be at least 1"]),
     ({"attention.head_count": 5}, ModelLoadError, ["metadata read as config.json", "multiple"]),

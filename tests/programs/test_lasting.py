@@ -421,7 +421,7 @@ def random_programs(seed: int, num_acts: int) -> int:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_programs_on_an_engine_that_dies_again_and_again(seed: int) -> None:
-    assert random_programs(seed, 60) > 3
+    assert random_programs(seed, 60) >= 3
 
 
 @pytest.mark.soak

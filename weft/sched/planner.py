@@ -277,7 +277,7 @@ class StepPlanner:
                 # A token is still on the device, or a page that this step writes would have to be copied by it.
                 later.append(sequence)
                 continue
-            if self._reclaimer.gives_way(sequence):
+            if self._reclaimer.preempted and self._reclaimer.gives_way(sequence):
                 later.append(sequence)
                 continue
             if sequence.is_background:

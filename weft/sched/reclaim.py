@@ -86,17 +86,15 @@ class Reclaimer:
         self._lacking: dict[int, int] = {}
         """Pages that sequences with a slot could not get in this step, by sequence: no newcomer gets them before."""
         self._num_plans = 0
-        self._preempted: dict[int, _Preempted] = {}
+        self.preempted: dict[int, _Preempted] = {}
         """By number, sequences that were preempted a few plans ago."""
 
     def begin_step(self, step_id: int, now: float) -> None:
         """Make room for whom the last step left without, while nothing is in this step that could not be preempted."""
         self._step_id = step_id
         self._num_plans += 1
-        if self._preempted:
-            self._preempted = {
-                seq: found for seq, found in self._preempted.items() if found.until_plan > self._num_plans
-            }
+        if self.preempted:
+            self.preempted = {seq: found for seq, found in self.preempted.items() if found.until_plan > self._num_plans}
         self._lacking.clear()
         self.is_short = False
         if self._cache.tiers.device.num_free < len(self._sequences.running) + self._step_pages:
@@ -118,7 +116,7 @@ class Reclaimer:
         """Whether a sequence was preempted for one that has got nothing since. As it comes first of those that wait, it
         would take its pages back before the steps in flight let go of them, be preempted again without what it had
         computed meanwhile, and so on for ever."""
-        found = self._preempted.get(sequence.seq)
+        found = self.preempted.get(sequence.seq)
         if found is None:
             return False
         needy = found.needy
@@ -296,5 +294,5 @@ class Reclaimer:
         self._sequences.stop_running(victim)
         self._interception.park(victim, now)
         self._sequences.queue.push(victim)
-        self._preempted[victim.seq] = _Preempted(needy, needy.num_computed, self._num_plans + GIVES_WAY_PLANS)
+        self.preempted[victim.seq] = _Preempted(needy, needy.num_computed, self._num_plans + GIVES_WAY_PLANS)
         return True

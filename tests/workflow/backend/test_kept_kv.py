@@ -136,7 +136,7 @@ def test_a_conversation_goes_on_from_its_kv_and_computes_what_follows_alone(larg
 @pytest.mark.slow
 def test_a_conversation_that_will_go_on_outlives_what_will_not(small: LLM) -> None:
     """Without being told, the engine expects that people answer any of the calls."""
-    rows = [{"topic": f"{number} ships in the bay"} for number in range(6)]
+    rows = [{"topic": f"{number} boats on the lake"} for number in range(6)]
     told, results = prefilled(small, conversation, rows)
     least = sum(each.prompt_tokens - each.cached_tokens for each in results.counts.by_node.values())
     assert told == least, "what calls say that they computed is what the engine computed"
