@@ -181,6 +181,14 @@ def test_untied_head_is_required(llama):
     refused(llama, "lm_head.weight")
 
 
+@pytest.mark.parametrize("name", ["config.json", INDEX_FILE])
+def test_endless_json(tmp_path, name):
+    directory = write_tiny(tmp_path, shards=2)
+    with (directory / name).open("r+b") as file:
+        file.truncate(1 << 40)  # sparse: it takes no room on the disk
+    refused(directory, name, "bytes; there may be")
+
+
 def test_index_that_promises_too_much(tmp_path):
     directory = write_tiny(tmp_path, shards=2)
     index = json.loads((directory / INDEX_FILE).read_text())

@@ -25,6 +25,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """The format allows 100 MiB, of which JSON makes gigabytes. A description of a tensor takes some 120 bytes."""
+MAX_JSON_BYTES = 64 * 1024 * 1024
+"""Of config.json and of the index, which names every tensor of all files."""
 MAX_TENSORS = 1 << 16
 MAX_NAME_CHARS, MAX_DIMENSIONS = 1024, 8
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -39,8 +41,10 @@ UNREAD = ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises `ModelLoadError` when it is missing, malformed, or not an object."""
+    """A JSON object from a file. Raises `ModelLoadError` when it is missing, too large, malformed, or not an object."""
     try:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise ModelLoadError(f"{path} has {size} bytes; there may be {MAX_JSON_BYTES}")
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(f"{path} does not exist; the directory is not a complete checkpoint") from None

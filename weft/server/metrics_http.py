@@ -59,7 +59,11 @@ COUNTERS: tuple[tuple[str, str, str], ...] = (
 
 HISTOGRAMS: tuple[tuple[str, str, str], ...] = (
     ("time_to_first_token_seconds", "time_to_first_token", "From a request's arrival to its first token."),
-    ("inter_token_latency_seconds", "inter_token", "Between the tokens of a choice."),
+    (
+        "inter_token_latency_seconds",
+        "inter_token",
+        "Between the tokens of a choice; means of up to 32 where the answer is not streamed.",
+    ),
     ("e2e_request_latency_seconds", "e2e", "From a request's arrival to its last token."),
     ("request_queue_time_seconds", "queue_time", "From arrival in the engine to the first step."),
     ("request_prompt_tokens", "request_prompt_tokens", "Prompt tokens of a request."),

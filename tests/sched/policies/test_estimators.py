@@ -48,6 +48,13 @@ def test_a_run_is_needed_at_the_earliest_of_several_returns(estimator: WaitEstim
     assert estimator.remaining_s(runs._replace(sooner_s=None), NOW).tolist() == [5] * 4
 
 
+def test_an_announcement_of_another_that_waits_is_known_too() -> None:
+    runs = make_runs(3, since_s=NOW - 5, sooner_s=[NOW + 1, NOW - 1, np.nan])
+    assert LearnedEstimator().is_known(runs, NOW).tolist() == [True, False, False]
+    low, high = LearnedEstimator().interval_s(runs, NOW, 0.8)
+    assert (low.tolist(), high.tolist()) == ([0, 0, 0], [1, np.inf, np.inf])
+
+
 def test_an_announced_return_in_the_future_is_believed() -> None:
     estimator = learned({("t", "tool"): [10.0] * 30})
     runs = make_runs(3, since_s=NOW - 4, expected_s=[NOW + 50, NOW - 1, np.nan])

@@ -56,17 +56,17 @@ class Completion:
         ]
         self._tools_called = [None if args.tools_called is None else args.tools_called() for _ in range(args.n)]
         self._needs_report = args.prompt_logprobs is not None
-        # What sees the text as it comes may end it.
         self._chunk_tokens = args.chunk_tokens if args.until is None else 1
+        """Of the next attempt: what sees the text as it comes may end it, and `Recovery` reads the first chunks of a
+        suspect alone."""
         self._prompt_usage: OperationUsage | None = None
         """Of the operation that computed the prompt, where the attempt has one apart from the generation."""
 
     async def attempt(self) -> AsyncGenerator[Chunk, None]:
         """The chunks that have not been told, on sequences of their own. Raises what the engine fails with."""
         args = self._args
+        chunk_tokens, self._chunk_tokens = self._chunk_tokens, 1
         for choice in self._choices:
-            if choice.tokens:
-                self._chunk_tokens = 1  # an engine has died: `Recovery` reads the first chunks of a suspect alone
             if choice.has_enough and not choice.ended:
                 usage = OperationUsage(num_prompt_tokens=len(args.prompt) // TOKEN_BYTES)
                 yield self._enough(choice, Chunk(index=choice.index), usage)
@@ -98,7 +98,7 @@ class Completion:
                 if not updates:
                     await reading.arrival()
                 for news in updates:
-                    generations[news.choice].least = self._chunk_tokens
+                    generations[news.choice].least = chunk_tokens
                     told = self._chunk(choices[news.choice], news, generations[news.choice], sequences[news.choice])
                     if told is not None:
                         yield told

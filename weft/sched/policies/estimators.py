@@ -86,14 +86,15 @@ class ElapsedEstimator:
 
 def _or_sooner(remaining_s: F64, runs: PageRuns, now: float) -> F64:
     """[n] the time to what `PageRuns.sooner_s` announces for later than now, where that is shorter."""
-    if runs.sooner_s is None:
+    if runs.sooner_s is None or not (announced := runs.sooner_s > now).any():
         return remaining_s
-    announced = runs.sooner_s > now
-    return (
-        np.where(announced, np.minimum(remaining_s, runs.sooner_s - now), remaining_s)
-        if announced.any()
-        else remaining_s
-    )
+    return np.where(announced, np.minimum(remaining_s, runs.sooner_s - now), remaining_s)
+
+
+def _is_announced(runs: PageRuns, now: float) -> Bool:
+    """[n] where a return is announced for later than now."""
+    announced: Bool = runs.expected_s > now
+    return announced if runs.sooner_s is None else announced | (runs.sooner_s > now)
 
 
 class OracleEstimator:
@@ -169,7 +170,7 @@ class LearnedEstimator:
     def is_known(self, runs: PageRuns, now: float) -> Bool:
         """[n] where `LASTED_ENOUGH` of the waits lasted as long, or a return is announced for later than now."""
         lasted = self._lasted(runs, now)
-        return (lasted.num_ended + lasted.num_given_up >= LASTED_ENOUGH) | (runs.expected_s > now)
+        return (lasted.num_ended + lasted.num_given_up >= LASTED_ENOUGH) | _is_announced(runs, now)
 
     def own_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] as `return_chance`, and 1 where too few of the tenant's own waits are known."""
@@ -180,6 +181,7 @@ class LearnedEstimator:
         """Two [n]: between which the remaining time lies with probability `coverage`, as much below as above.
 
         (0, inf) where too little is known; both the announced time where a return is announced for later than now.
+        Neither is later than what `PageRuns.sooner_s` announces.
         """
         lasted = self._lasted(runs, now)
         known = lasted.num_ended >= LASTED_ENOUGH
@@ -187,7 +189,7 @@ class LearnedEstimator:
         bounds = []
         for part, unknown in (((1.0 - coverage) / 2.0, 0.0), ((1.0 + coverage) / 2.0, np.inf)):
             bound = np.where(known, lasted.remaining_s(part), unknown)
-            bounds.append(np.where(announced, runs.expected_s - now, bound))
+            bounds.append(_or_sooner(np.where(announced, runs.expected_s - now, bound), runs, now))
         return bounds[0], bounds[1]
 
     def _lasted(self, runs: PageRuns, now: float) -> Lasted:
