@@ -329,3 +329,13 @@ def test_a_prompt_alone_whose_kv_is_there_ends(tiny: LLM, length: int):
         assert result.token_ids == []
     assert [result.num_cached_tokens for result in again] == [length - 2, length - 1, length - 1]  # the last has none
     assert tiny.generate([prompt], temperature=0, max_tokens=2)[0].token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("begin", ["Once upon a time", "One day", "In a small village"])
+def test_text_without_a_template_ends_with_its_story(begin: str):
+    with LLM("weft-tiny", num_pages=64) as llm:
+        [result] = llm.generate([begin], max_tokens=150, temperature=0, skip_special_tokens=False)
+        [chat] = llm.chat([{"role": "user", "content": "hi"}], max_tokens=50, temperature=0, skip_special_tokens=False)
+    assert result.outputs[0].finish_reason == chat.outputs[0].finish_reason == "stop"
+    assert result.text.endswith(".")
+    assert "<|" not in result.text + chat.text

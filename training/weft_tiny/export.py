@@ -60,7 +60,8 @@ def export(state: dict[str, Any], out: Path) -> None:
     (out / "config.json").write_text(json.dumps(dict(sorted(shape.items())), indent=2) + "\n")
     generation = {
         "bos_token_id": tokenizer.token_to_id(END_OF_TEXT),
-        "eos_token_id": tokenizer.token_to_id(IM_END),
+        # The first ends an answer, the second a text without the chat template.
+        "eos_token_id": [tokenizer.token_to_id(IM_END), tokenizer.token_to_id(END_OF_TEXT)],
         "pad_token_id": tokenizer.token_to_id(END_OF_TEXT),
         "do_sample": False,
     }
