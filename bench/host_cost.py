@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import random
 import statistics
 import struct
 import time
@@ -29,16 +30,16 @@ import numpy as np
 
 from bench import alone
 from bench.programs.timed_engine import TimedWorker
-from weft.cache.runs import PageRuns
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, heading, surroundings, write_record
 from weft.core import wire
+from weft.core.clock import ManualClock
 from weft.core.cost.model import CostModel, ForwardModel, SwapModel
 from weft.core.ids import pack_tokens
 from weft.core.protocols import WorkerSpec
 from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.engine import Engine, Publish
-from weft.sched.policies import Load, first_to_give_up, make_policy
+from weft.sched.policies import make_policy
 from weft.sched.scheduler import SchedulerConfig
 
 PROMPT_TOKENS = 250
@@ -48,6 +49,12 @@ VOCAB_SIZE = 32_000
 DIST = 256
 """Tokens of the distributions that programs ask for."""
 INTERCEPTED = 2000
+PAGE_SIZE = 16
+WAITING_PAGES = 8
+"""Of an intercepted sequence."""
+PRESSED_STEPS = 200
+WAITED_STEP_S = 0.02
+"""How long such a step takes on the device."""
 SECTIONS = ("steps", "overlap", "commands", "admission", "interception", "kernels")
 
 
@@ -56,14 +63,21 @@ def encoded(client: int, envelope: wire.Envelope) -> None:
     wire.encode_envelope(envelope)
 
 
-def make_engine(step_s: float = 0.0, *, overlap: bool = True, publish: Publish = encoded) -> Engine:
+def make_engine(
+    step_s: float = 0.0,
+    *,
+    num_pages: int = 20_000,
+    num_host_pages: int = 0,
+    publish: Publish = encoded,
+    **options: Any,
+) -> Engine:
     """An engine that computes nothing."""
     spec = WorkerSpec(
         vocab_size=VOCAB_SIZE,
         hidden_size=1024,
-        page_size=16,
-        num_device_pages=20_000,
-        num_host_pages=0,
+        page_size=PAGE_SIZE,
+        num_device_pages=num_pages,
+        num_host_pages=num_host_pages,
         num_slots=2 * MAX_RUNNING,
         num_embed_slots=4096,
         max_context=8192,
@@ -72,14 +86,14 @@ def make_engine(step_s: float = 0.0, *, overlap: bool = True, publish: Publish =
         dtype="none",
     )
     config = SchedulerConfig(max_context=8192, max_running=MAX_RUNNING, max_step_tokens=8192, vocab_size=VOCAB_SIZE)
-    return Engine(TimedWorker(spec, step_s), config, publish, overlap=overlap)
+    return Engine(TimedWorker(spec, step_s), config, publish, **options)
 
 
-def request(seq: int, tokens: list[int], limit: int) -> list[wire.Command]:
+def request(seq: int, tokens: list[int], limit: int, tenant: str = "") -> list[wire.Command]:
     """A generation of `limit` tokens."""
     stop = StopParams(max_tokens=limit, ignore_eos=True)
     return [
-        wire.Open(seq=seq),
+        wire.Open(seq=seq, tenant=tenant, namespace=tenant),
         wire.Append(seq=seq, op=2 * seq, tokens=pack_tokens(tokens)),
         wire.Generate(seq=seq, op=2 * seq + 1, sampling=SamplingParams(seed=1), stop=stop),
     ]
@@ -149,56 +163,79 @@ def admission_us(rounds: int = 50) -> float:
 # Interception
 
 
-def intercepted(count: int) -> tuple[PageRuns, Load]:
-    """A snapshot of `count` runs of eight tenants, a tenth of them prefixes that nothing waits for, beside 256 decoding
-    sequences; and a cost model of a device that is saturated by 384 tokens."""
-    generator = np.random.default_rng(0)
-    pages = generator.integers(1, 400, count)
-    runs = PageRuns(
-        since_s=generator.uniform(900.0, 1000.0, count),
-        expected_s=np.where(generator.random(count) < 0.1, 1010.0, np.nan),
-        kind=np.where(generator.random(count) < 0.1, 0, generator.integers(1, 7, count)),
-        num_tokens=16 * pages + generator.integers(0, 8000, count),
-        num_pages=pages,
-        num_behind=np.where(generator.random(count) < 0.1, 16 * generator.integers(1, 400, count), 0),
-        has_copy=generator.random(count) < 0.3,
-        over_share=generator.random(count) < 0.1,
-        weight=np.where(generator.random(count) < 0.02, 1.0, 0.0),
-        order=np.arange(count),
-        tenant=generator.integers(0, 8, count),
-        explicit=np.zeros(count, np.bool_),
-        kinds=("prefix", "chat", "shell", "read", "edit", "tests", "http"),
-        tenants=tuple(f"tenant {index}" for index in range(8)),
-    )
+def waiting_engine(
+    policy: str, *, is_short: bool, num_host_pages: int = 0, tenants: int = 1, waiting: int = INTERCEPTED
+) -> tuple[Engine, ManualClock]:
+    """One with as many decoding sequences as it may run, beside `waiting` intercepted ones of 121 tokens: half of them
+    turns of clients, the others programs that wait for a tool. `is_short`: each page that the decoding ones fill is one
+    that an intercepted one gives up; else there are enough for all."""
+    clock, generator = ManualClock(), random.Random(0)
+    num_pages = waiting * WAITING_PAGES + MAX_RUNNING * -(-PROMPT_TOKENS // PAGE_SIZE) + 2 * MAX_RUNNING
+    num_pages += 0 if is_short else MAX_RUNNING * PRESSED_STEPS // PAGE_SIZE
+    chooser, kinds = make_policy(policy), ("chat", "tools:read", "tools:shell", "http", "sleep", "prefix", "unused")
+    for tenant in range(tenants):
+        for kind in kinds:
+            for _ in range(64):
+                chooser.observe(f"tenant {tenant}", kind, generator.lognormvariate(2.0, 1.0))
     forward = ForwardModel(0.01, 0.0, 1e-5, 1e-5, 1e-7, 1e-7, 1e-9, (64, 384, 2048), (1e-6, 1e-5, 4.6e-5, 4.6e-5))
     swap = SwapModel(1e-4, 3e-4)
-    costs = CostModel(forward, swap, swap, 384)
-    return runs, Load(1000.0, 256 * PROMPT_TOKENS, MAX_RUNNING, 384, 16, 5000, costs, 0.9)
+    engine = make_engine(
+        num_pages=num_pages,
+        num_host_pages=num_host_pages,
+        clock=clock,
+        cost_model=CostModel(forward, swap, swap, 384),
+        intercept=chooser,
+    )
+
+    def work_off() -> None:
+        while engine.busy:
+            engine.step()
+            clock.advance(WAITED_STEP_S)
+
+    for first in range(1, waiting + 1, MAX_RUNNING):
+        seqs = range(first, min(first + MAX_RUNNING, waiting + 1))
+        for seq in seqs:
+            tenant = f"tenant {seq % tenants}"
+            tokens = [generator.randrange(VOCAB_SIZE) for _ in range(PAGE_SIZE * WAITING_PAGES - 8)]
+            engine.submit(1, request(seq, tokens, 1, tenant=tenant))
+        work_off()
+        for seq in seqs:
+            if seq % 2:
+                engine.submit(1, [wire.Release(seq=seq, kind=generator.choice(kinds[:3]))])
+            else:
+                engine.submit(1, [wire.Expect(seq=seq, kind=generator.choice(kinds[3:5]))])
+        work_off()
+    for seq in range(waiting + 1, waiting + 1 + MAX_RUNNING):
+        tokens = [generator.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
+        engine.submit(1, request(seq, tokens, PRESSED_STEPS + 1000, tenant=f"tenant {seq % tenants}"))
+    while len(engine.scheduler.sequences.decoding().sequences) < MAX_RUNNING:
+        engine.step()
+        clock.advance(WAITED_STEP_S)
+    return engine, clock
 
 
-def decision_us(policy: str, count: int = INTERCEPTED, needed: int = 2000, rounds: int = 200) -> float:
-    """Processor microseconds to rank `count` runs, moved and forgotten, and choose those that free `needed` pages:
-    median of `rounds`.
+def waited_step_us(policy: str, steps: int = PRESSED_STEPS, **options: Any) -> float:
+    """Processor microseconds of a step of `waiting_engine`: mean, so that full pages and the order of all that waits
+    count as often as they come.
 
-    Raises `RuntimeError` where fewer pages are freed.
+    Raises `RuntimeError` where pages were given up though there were enough, or none though there were not.
     """
-    runs, load = intercepted(count)
-    chooser = make_policy(policy)
-    generator = np.random.default_rng(1)
-    for number in range(64 * len(runs.kinds)):
-        kind = runs.kinds[number % len(runs.kinds)]
-        for tenant in runs.tenants:
-            chooser.observe(tenant, kind, generator.lognormal(3.0))
-    times = []
-    for number in range(rounds):
-        step = load._replace(now=load.now + number / 100)
+    engine, clock = waiting_engine(policy, **options)
+    tiers = engine.cache.tiers
+    while options["is_short"] and tiers.device.num_free > MAX_RUNNING // PAGE_SIZE:
+        engine.step()
+        clock.advance(WAITED_STEP_S)
+    gc.collect()
+    evicted = tiers.num_evicted
+    seconds = 0.0
+    for _ in range(steps):
         began = time.thread_time()
-        rows = first_to_give_up(chooser.rank(runs, step), runs, needed)
-        chooser.rank(runs, step, may_move=False)
-        times.append((time.thread_time() - began) * 1e6)
-        if runs.num_pages[rows].sum() < needed:
-            raise RuntimeError(f"{policy} frees {runs.num_pages[rows].sum()} of {needed} pages")
-    return statistics.median(times)
+        engine.step()
+        seconds += time.thread_time() - began
+        clock.advance(WAITED_STEP_S)
+    if (tiers.num_evicted > evicted) is not options["is_short"]:
+        raise RuntimeError(f"{tiers.num_evicted - evicted} pages were given up in {steps} steps")
+    return seconds / steps * 1e6
 
 
 # Single commands of programs
@@ -304,6 +341,15 @@ def command_us(kind: str, programs: int, turns: int = 100) -> float:
 
 # The report
 
+WAITED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("pages enough for all", "min_waste", {"is_short": False}),
+    ("no page to spare, lru", "lru", {"is_short": True}),
+    ("no page to spare, min_waste", "min_waste", {"is_short": True}),
+    ("no page to spare, min_waste, 4,000 pages on the host", "min_waste", {"is_short": True, "num_host_pages": 4000}),
+    ("no page to spare, min_waste, 8 tenants", "min_waste", {"is_short": True, "tenants": 8}),
+)
+"""Row, policy, and options of `waiting_engine`."""
+
 
 def measure(args: argparse.Namespace) -> dict[str, dict[str, Spread]]:
     """By section and row, in microseconds."""
@@ -328,9 +374,8 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Spread]]:
         if "admission" in args.sections:
             note("admission", "a cached prompt of 4,000 tokens", admission_us())
         if "interception" in args.sections:
-            for policy in ("lru", "min_waste"):
-                row = f"deciding over {INTERCEPTED:,} intercepted sequences, {policy}"
-                note("interception", row, decision_us(policy))
+            for row, policy, options in WAITED:
+                note("interception", row, waited_step_us(policy, **options))
     return {
         section: {row: Spread.of(values) for row, values in sorted(rows.items())} for section, rows in found.items()
     }
@@ -341,7 +386,7 @@ TITLES = {
     "overlap": f"a step of sequences that decode on a device that takes {STEP_MS:g} ms: us beyond that",
     "commands": "a token of a program that asks for each, us of the engine's processor per program",
     "admission": "taking in, us of processor",
-    "interception": "choosing whose pages go, us of processor",
+    "interception": f"a step of {MAX_RUNNING} sequences beside {INTERCEPTED:,} intercepted ones, us of processor",
 }
 
 

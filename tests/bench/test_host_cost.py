@@ -35,11 +35,17 @@ def test_all_sequences_decode() -> None:
     assert engine.stats().num_running == 5
 
 
-@pytest.mark.parametrize("policy", ["lru", "min_waste"])
-def test_a_decision_frees_what_was_asked_for(policy: str) -> None:
-    assert host_cost.decision_us(policy, 100, needed=500, rounds=2) > 0
-    with pytest.raises(RuntimeError, match=f"{policy} frees"):
-        host_cost.decision_us(policy, 100, needed=10**6, rounds=1)
+@pytest.mark.parametrize(("row", "policy", "options"), host_cost.WAITED)
+def test_sequences_that_wait_give_up_pages_where_none_are_to_spare(
+    row: str, policy: str, options: dict[str, Any]
+) -> None:
+    assert host_cost.waited_step_us(policy, 20, **options, waiting=100) > 0
+
+
+def test_a_step_that_takes_no_pages_is_not_reported_as_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_cost, "PAGE_SIZE", 64)  # few pages fill within two steps
+    with pytest.raises(RuntimeError, match="0 pages were given up"):
+        host_cost.waited_step_us("lru", 1, is_short=True, waiting=100)
 
 
 @pytest.mark.parametrize(

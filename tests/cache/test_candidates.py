@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from weft.cache.candidates import Candidates
+from weft.cache.candidates import FEW, ORDER_S, ORDERED, Candidates, RunPlace
 from weft.cache.nodes import Node, Wait
 from weft.cache.runs import PageRuns, Ranking
 
@@ -151,3 +151,116 @@ def test_copies_are_made_in_the_order_of_giving_up() -> None:
     some.candidates.add(nodes[4])
     assert some.candidates.worth_copies(100, 0.0) == [nodes[6], nodes[2], nodes[1], nodes[0]]
     assert some.candidates.worth_copies(3, 0.0) == [nodes[6]], "of the next three, one is not worth it, and one has it"
+
+
+class Many(Kept):
+    """Those of one tenant, first those with a small number, and more than are put in order anew in every step."""
+
+    def __init__(self, count: int = FEW + 1) -> None:
+        super().__init__()
+        self.candidates.shares.count_held = lambda: {"a": 30}
+        self.nodes = {number: self.add(number, 1) for number in range(1, 1 + count)}
+
+    def rank(self, runs: PageRuns, now: float) -> Ranking:
+        self.seen.append(runs)
+        values, no = runs.order.astype(np.float64), np.zeros(len(runs.order), np.bool_)
+        return Ranking(values, ~no, no, no, values + 0.5)
+
+    def first(self, now: float) -> int:
+        """Number of the first candidate in a step that begins now."""
+        self.candidates.begin()
+        return self.now_first(now)
+
+    def now_first(self, now: float) -> int:
+        node = self.candidates.first(now)
+        assert node is not None
+        return node.node_id
+
+    @property
+    def num_ranked(self) -> list[int]:
+        """Candidates that were ranked, each time."""
+        return [len(runs.order) for runs in self.seen]
+
+
+def test_the_order_of_many_holds_for_some_steps() -> None:
+    many = Many(FEW + 3)
+    assert [many.first(now) for now in (0.0, 0.1, 0.2)] == [1, 1, 1]
+    assert many.num_ranked == [FEW + 3]
+    many.candidates.discard(many.nodes[1])
+    many.candidates.add(many.nodes[2])
+    assert many.first(0.2) == 2
+    assert many.num_ranked == [FEW + 3, 1], "what has changed alone"
+    assert many.first(ORDER_S) == 2
+    assert many.num_ranked[2:] == [FEW + 2]
+    for number in (2, 3):
+        many.candidates.discard(many.nodes[number])
+    assert [many.first(ORDER_S) for _ in range(2)] == [4, 4]
+    assert many.num_ranked[3:] == [FEW, FEW], "few are ranked in every step"
+
+
+def test_the_order_of_many_is_made_anew_when_a_second_tenant_comes() -> None:
+    many = Many()
+    many.first(0.0)
+    many.candidates.shares.count_held = lambda: {"a": 30, "b": 1}
+    many.first(0.0)
+    many.first(0.0)
+    assert many.num_ranked == [FEW + 1] * 2
+
+
+def test_what_a_step_passes_over_or_cannot_move_has_its_place_again_in_the_next() -> None:
+    many = Many()
+    candidates, nodes = many.candidates, many.nodes
+    many.first(0.0)
+    candidates.skip(nodes[1])
+    assert many.now_first(0.0) == 2
+    candidates.cannot_move(nodes[2])
+    assert many.now_first(0.0) == 2, "2.5 is before 3"
+    assert not candidates.first_place.moves
+    candidates.skip(nodes[2])
+    assert many.now_first(0.0) == 3
+    assert many.first(0.1) == 1
+    candidates.discard(nodes[1])
+    assert many.now_first(0.1) == 2
+    assert candidates.first_place == RunPlace(2.0, True, False, False, 2.5)
+    candidates.discard(nodes[2])
+    assert many.now_first(0.1) == 3
+    assert many.num_ranked == [FEW + 1]
+
+
+def test_what_came_later_does_not_go_before_what_was_left_out_of_the_order() -> None:
+    many = Many(2 * ORDERED)
+    many.first(0.0)
+    late = many.add(10 * ORDERED, 1)
+    for number in range(1, 2 * ORDERED + 1):
+        assert many.now_first(0.1) == number
+        many.candidates.discard(many.nodes[number])
+    assert many.candidates.first(0.1) is late
+    assert many.num_ranked == [2 * ORDERED, 1, ORDERED + 1, 1]
+
+
+def test_a_run_before_one_that_went_is_ranked_when_it_cannot_move() -> None:
+    many = Many()
+    many.first(0.0)
+    place = many.candidates.first_place._replace(forgotten=np.nan)
+    many.candidates.discard(many.nodes[1])
+    before = many.add(1, 1)
+    many.candidates.keep_place(before, place)
+    assert many.now_first(0.0) == 1
+    assert many.num_ranked == [FEW + 1]
+    many.candidates.cannot_move(before)
+    assert many.now_first(0.0) == 1
+    assert many.num_ranked == [FEW + 1, 1]
+    assert many.candidates.first_place.forgotten == 1.5
+    many.candidates.cannot_move(before)
+    assert many.now_first(0.0) == 1
+    many.candidates.skip(before)
+    assert many.now_first(0.0) == 2
+
+
+def test_a_run_that_gets_a_copy_keeps_its_place() -> None:
+    many = Many()
+    many.first(0.0)
+    assert many.candidates.worth_copies(2, 0.0) == [many.nodes[1], many.nodes[2]]
+    many.candidates.got_copy(many.nodes[1])
+    assert many.candidates.worth_copies(2, 0.0) == [many.nodes[2]]
+    assert many.num_ranked == [FEW + 1]

@@ -173,3 +173,35 @@ def test_the_host_drops_what_was_used_longer_ago_be_it_on_the_device_too_or_not(
     assert node_of(first) is None, "it was used before the second one, whose copy stays"
     assert copied.on_device
     assert copied.copies
+
+
+@pytest.mark.parametrize("num_host_pages", [0, 8])
+@pytest.mark.parametrize("has_branch", [False, True])
+def test_what_a_wait_needs_before_a_run_that_goes_is_ranked_only_if_others_may_need_it(
+    num_host_pages: int, has_branch: bool
+) -> None:
+    noted = Noted(8, num_host_pages)
+    noted.leave([1] * 10, 1.0, wait=Wait(1, "", "chat", 1.0, is_open=False))
+    if has_branch:
+        noted.leave([1] * 8 + [2] * 2, 2.0, wait=Wait(2, "", "chat", 2.0, is_open=False))
+    used = 3 + has_branch
+    assert noted.cache.tiers.device.num_free == 8 - used
+    assert noted.cache.tiers.allocate(8, 3.0) is not None, "the ends go first, which are not full"
+    assert [len(runs.order) for runs in noted.runs] == ([2, 1] if has_branch else [1])
+
+
+def test_a_copy_of_what_a_wait_needs_before_a_run_that_has_none_is_not_lost_with_it() -> None:
+    noted = Noted(8, 8)
+    noted.leave([1] * 10, 1.0, wait=Wait(1, "", "chat", 1.0, is_open=False))
+    tiers = noted.cache.tiers
+    (tail,) = tiers.candidates.nodes()
+    before = tail.parent
+    assert before is not None
+    before.copies = tiers.host.allocate(2)
+    for page in before.copies:
+        tiers.host.index(page)
+    noted.moves = False
+    assert tiers.allocate(6, 2.0) is not None
+    noted.moves = True
+    assert tiers.allocate(2, 2.0) is not None
+    assert [len(runs.order) for runs in noted.runs] == [1, 1]

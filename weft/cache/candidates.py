@@ -1,8 +1,8 @@
 """`Candidates`: the runs of pages of one tier that can be given up, and which goes first.
 
-Owns a table with one row for each candidate, and the order of a step. The order is that of a `Ranker`, which sees all
-candidates at once as arrays: a policy over thousands of them costs some vectorised operations per step, not a call for
-each. Called by `weft.cache.tiers` alone.
+Owns a table with one row for each candidate, and their order. The order is that of a `Ranker`, which sees all
+candidates at once as arrays: a policy over thousands of them costs some vectorised operations, not a call for each, and
+not in every step. Called by `weft.cache.tiers` alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from weft.cache.shares import FairShares
 from weft.core.step import F64, I64, Bool
 from weft.core.waits import OTHER, WaitKind
 
+Entry = tuple[float, int, int, int]
+"""A candidate in the order: (value, order between equals, row, ticket)."""
 FIRST_AWAITED = 3
 """Number of the first kind for which something waits that does not wait for the device."""
 MAX_KINDS = 256
@@ -30,7 +32,15 @@ _OPEN, _COPIED, _MOVES, _KEPT, _EXPLICIT, _SPARED = range(6)
 """Rows of the table of truth values: there is a candidate; it has a copy on the host; as the policy says, it is worth
 one, and it is kept for its tenant's share; its pages are a program's own."""
 CHUNK = 64
+"""Rows that a table has at first."""
+FEW = 64
+"""So many candidates are put in order anew in every step. The order of more of them holds for longer."""
+ORDERED = 256
 """Candidates that are put in order at once, the first of all."""
+ORDER_S = 0.25
+"""For how long the order holds in which many candidates were put; what comes or changes meanwhile gets its place when
+it does. Few waits are so short that it matters for how much longer they go on, and the order of thousands costs as much
+as the rest of a decision."""
 
 
 class _Names:
@@ -84,7 +94,7 @@ class RunPlace(NamedTuple):
     is_spared: bool
     """Whether it is spared from newcomers."""
     forgotten: float
-    """Its value where it cannot get one."""
+    """Its value where it cannot get one; nan: not known yet."""
 
 
 def _announced_s(wait: Wait | None) -> float:
@@ -113,19 +123,28 @@ class Candidates:
         """Changes from which on unused kinds are looked for again."""
         self._ticket = [0] * CHUNK
         """By row: changes when another node takes it, or the same one anew."""
-        self._order: list[tuple[float, int, int, int]] = []
-        """The first candidates as a heap of (value, order, row, ticket)."""
-        self._is_ranked = False
+        self._order: list[Entry] = []
+        """A heap of the first candidates, and of those that came since."""
+        self._is_checked = False
+        """Whether the order is known to hold for this step."""
+        self._until_s = -math.inf
+        """Until when it holds."""
+        self._was_shared = False
+        """Whether several tenants held pages when it was made."""
         self._rest = 0
         """Candidates that were left out of the order when it was made."""
+        self._least = math.inf
+        """No value of theirs is smaller."""
+        self._is_renewed = False
+        """Whether the order was made anew in this step because of that."""
         self._passed: set[int] = set()
         """Rows passed over until the next step."""
+        self._back: list[tuple[Entry, bool]] = []
+        """Entries of the order that have another place in this step, or none, and their own again in the next; and
+        whether they are then worth a copy again."""
         self._late: list[tuple[int, int]] = []
         """(row, ticket) of candidates that came after it was made."""
         self.shares = FairShares(num_pages)
-        self._kept = np.zeros((2, 0), np.int64)
-        """By tenant: pages up to the ends of runs that are kept for it, what several of them share counted for each;
-        and pages of its other runs, those that came after the order was made aside."""
 
     def __len__(self) -> int:
         return len(self._nodes) - len(self._free)
@@ -145,8 +164,8 @@ class Candidates:
         return [node for node in self._nodes if node is not None]
 
     def begin(self) -> None:
-        """A new step: the order is made anew when it is next asked for."""
-        self._is_ranked = False
+        """A new step: whether the order still holds is looked at when it is next asked for."""
+        self._is_checked = self._is_renewed = False
         self._passed.clear()
         self.shares.counted = None
 
@@ -189,6 +208,12 @@ class Candidates:
         bools[:, row] = True, bool(node.copies), False, False, node.is_explicit, False
         self._late.append((row, self._tickets))
 
+    def got_copy(self, node: Node) -> None:
+        """The node, if it is a candidate, has a copy on the host now. It keeps its place until the order is made anew:
+        it could only go earlier."""
+        if node.row >= 0:
+            self._bools[_COPIED, node.row] = True
+
     def discard(self, node: Node) -> None:
         """The node is no candidate any more. Idempotent."""
         row = node.row
@@ -202,15 +227,19 @@ class Candidates:
 
     def first(self, now: float) -> Node | None:
         """The candidate that goes first; it stays one. None: there is none."""
-        if not self._is_ranked:
-            self._make_order(now)
+        if not self._is_checked:
+            self._check_order(now)
         if self._late:
             self._rank_late(now)
         while self._order:
-            _, _, row, ticket = self._order[0]
-            if self._ticket[row] == ticket:
+            value, _, row, ticket = self._order[0]
+            if self._ticket[row] != ticket:
+                heapq.heappop(self._order)
+            elif value > self._least and not self._is_renewed:
+                self._is_renewed = True
+                break
+            else:
                 return self._nodes[row]
-            heapq.heappop(self._order)
         if self._rest:
             self._make_order(now)
             return self.first(now)
@@ -240,9 +269,13 @@ class Candidates:
         if self.first(now) is not None and self.first_place.is_kept:
             passed = self._passed_pages()
             return sum(pages - passed[name] for name, pages in evictable.items() if name != but)
-        kept, others = self._kept.tolist()
-        by_tenant = zip(self._tenants.names, kept, others, strict=False)
-        return sum([min(pages, evictable[name] - rest) for name, pages, rest in by_tenant if pages and name != but])
+        is_open, is_kept = self._bools[_OPEN], self._bools[_KEPT]
+        kept, others = (is_open & is_kept).nonzero()[0], (is_open & ~is_kept).nonzero()[0]
+        tenants, num = self._ints[4], len(self._tenants.names)
+        depths = np.bincount(tenants[kept], self._ints[1, kept], num).tolist()
+        rests = np.bincount(tenants[others], self._ints[2, others], num).tolist()
+        by_tenant = zip(self._tenants.names, depths, rests, strict=True)
+        return int(sum([min(n, evictable[name] - rest) for name, n, rest in by_tenant if n and name != but]))
 
     def _passed_pages(self) -> Counter[str]:
         """Evictable pages of the candidates that were passed over in this step and of the runs before them, by
@@ -263,8 +296,9 @@ class Candidates:
                 node = node.parent
 
     def keep_place(self, node: Node, place: RunPlace) -> None:
-        """A candidate that has just been entered is what is left of one of which this was said, or was part of it: it
-        has its place for the rest of the step. A step that takes page after page of one run ranks it once."""
+        """A candidate that has just been entered is what is left of one of which this was said, was part of it, or is
+        what the same waits need before it: it has its place. A step that takes page after page of one sequence ranks it
+        once."""
         row, ticket = self._late.pop()
         assert row == node.row, "no other candidate has come since"
         self._bools[[_MOVES, _KEPT, _SPARED], row] = place.moves, place.is_kept, place.is_spared
@@ -274,22 +308,28 @@ class Candidates:
     def cannot_move(self, node: Node) -> None:
         """The first candidate is worth a copy on the host, which the step cannot make any more: from now on it has the
         place of one that would be forgotten."""
-        _, order, row, ticket = self._order[0]
+        entry = _, number, row, ticket = self._order[0]
         assert row == node.row, "only the first candidate was to move"
+        forgotten = float(self._forgotten[row])
+        if math.isnan(forgotten):
+            heapq.heappop(self._order)
+            self._late.append((row, ticket))
+            return
+        self._back.append((entry, True))
         self._bools[_MOVES, row] = False
-        heapq.heapreplace(self._order, (float(self._forgotten[row]), order, row, ticket))
+        heapq.heapreplace(self._order, (forgotten, number, row, ticket))
 
     def skip(self, node: Node) -> None:
         """Pass over a candidate for the rest of the step."""
         assert self._order[0][2] == node.row, "only the first candidate is passed over"
-        heapq.heappop(self._order)
+        self._back.append((heapq.heappop(self._order), bool(self._bools[_MOVES, node.row])))
         self._passed.add(node.row)
 
     def worth_copies(self, count: int, now: float) -> list[Node]:
         """Of the `count` candidates that go next, in order, those that are worth a copy on the host and have none."""
         if self.first(now) is None:
             return []
-        entries = heapq.nsmallest(count, self._order)
+        entries = sorted(self._order)[:count]
         rows = [row for value, _, row, ticket in entries if self._ticket[row] == ticket and value < np.inf]
         is_wanted = self._bools[_MOVES, rows] & ~self._bools[_COPIED, rows]
         nodes = (self._nodes[row] for row, wanted in zip(rows, is_wanted.tolist(), strict=True) if wanted)
@@ -304,27 +344,38 @@ class Candidates:
             self._ints[0] = numbers[self._ints[0]]
         return self._kinds.number(kind)
 
+    def _check_order(self, now: float) -> None:
+        """Make the order anew unless it holds for this step too."""
+        self._is_checked = True
+        if len(self) <= FEW or now >= self._until_s or self.shares.is_shared != self._was_shared:
+            self._make_order(now)
+            return
+        for (value, number, row, ticket), moves in self._back:
+            if self._ticket[row] == ticket:
+                self._tickets += 1
+                self._ticket[row] = self._tickets  # so that its other entry is of no effect
+                self._bools[_MOVES, row] = moves
+                heapq.heappush(self._order, (value, number, row, self._tickets))
+        self._back.clear()
+
     def _make_order(self, now: float) -> None:
         is_open = self._bools[_OPEN]
         if self._passed:
             is_open = is_open.copy()
             is_open[list(self._passed)] = False
         rows = is_open.nonzero()[0]
-        self._is_ranked = True
+        self._until_s, self._was_shared = now + ORDER_S, self.shares.is_shared
         self._late.clear()
-        self._rest = 0
-        self._kept = np.zeros((2, len(self._tenants.names)), np.int64)
+        self._back = [back for back in self._back if back[0][2] in self._passed]
+        self._rest, self._least, self._order = 0, math.inf, []
         if not len(rows):
-            self._order = []
             return
         values = self._say(rows, now)
-        if self.shares.is_shared:  # only shares ask
-            others = rows[~self._bools[_KEPT, rows]]
-            np.add.at(self._kept[1], self._ints[4, others], self._ints[2, others])
-        if len(rows) > CHUNK:
-            last = np.partition(values, CHUNK - 1)[CHUNK - 1]
+        if len(rows) > ORDERED:
+            last = np.partition(values, ORDERED - 1)[ORDERED - 1]
             chosen = values <= last
             self._rest = len(rows) - int(np.count_nonzero(chosen))
+            self._least = float(last) if self._rest else math.inf
             rows, values = rows[chosen], values[chosen]
         self._push(rows, values, [])
 
@@ -340,13 +391,9 @@ class Candidates:
         self._bools[_MOVES, rows], self._bools[_KEPT, rows] = ranking.moves, ranking.kept
         self._bools[_SPARED, rows] = ranking.spared
         self._forgotten[rows] = ranking.forgotten
-        if ranking.kept.any():
-            rows = rows[ranking.kept]
-            self._kept = np.pad(self._kept, ((0, 0), (0, len(self._tenants.names) - self._kept.shape[1])))
-            np.add.at(self._kept[0], self._ints[4, rows], self._ints[1, rows])
         return ranking.values
 
-    def _push(self, rows: I64, values: F64, order: list[tuple[float, int, int, int]]) -> None:
+    def _push(self, rows: I64, values: F64, order: list[Entry]) -> None:
         numbers = self._ints[3, rows].tolist()
         for value, number, row in zip(values.tolist(), numbers, rows.tolist(), strict=True):
             order.append((value, number, row, self._ticket[row]))

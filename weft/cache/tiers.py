@@ -12,6 +12,7 @@ host copy stays valid when its run comes back to the device.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -221,6 +222,12 @@ class TieredPages:
                 return None
         return self.device.allocate(count)
 
+    def free_ahead(self, count: int, now: float) -> None:
+        """Have `count` device pages free, as far as `allocate` could: those who ask for one page after the other find
+        them. Nothing that is kept for the shares of tenants goes."""
+        if self.device.num_free < count <= self.num_available:
+            self._give_up_device(count, now, spares_kept=True)
+
     def drop_ref(self, page: int, now: float, fence: int | None = None) -> None:
         """Give up a direct reference on a device page. Step `fence` is the last that may name it, by default the last
         one launched."""
@@ -272,7 +279,7 @@ class TieredPages:
         self._copy_out(node)
         if not node.is_explicit:
             self._spare_copies[node.node_id] = node
-        self.offer(node)
+        self.candidates.got_copy(node)
         return True
 
     def demote(self, node: Node, now: float) -> bool:
@@ -359,6 +366,7 @@ class TieredPages:
                 self.candidates.skip(node)
                 continue
             wanted = min(count - self.device.num_free, node.num_pages)
+            before = _before(node)
             num_moved = 0
             if node.copies and (place.moves or node.is_explicit):
                 num_moved = wanted
@@ -366,8 +374,7 @@ class TieredPages:
                 num_moved = min(wanted, self.copy_budget, self.host_room)
             rest: Node | None = None
             if num_moved > 0 and (node.copies or self._room_on_host(num_moved, now)):
-                if num_moved < node.num_pages:
-                    rest = self._split(node, node.num_pages - num_moved)
+                rest = self._split(node, node.num_pages - num_moved) if num_moved < node.num_pages else before
                 self._demote(node)
             elif node.is_explicit:
                 self.candidates.skip(node)
@@ -375,10 +382,10 @@ class TieredPages:
                 self.candidates.cannot_move(node)
             else:
                 self.uses.moved(node, wanted, "nowhere")
-                rest = node if wanted < node.num_pages else None
+                rest = node if wanted < node.num_pages else before
                 self._cut(node, node.num_pages - wanted, now)
             if rest is not None and rest.row >= 0:
-                self.candidates.keep_place(rest, place)
+                self.candidates.keep_place(rest, place if rest is not before else place._replace(forgotten=math.nan))
 
     def _count_evictable(self, node: Node, num_pages: int) -> None:
         self.num_evictable += num_pages
@@ -500,3 +507,12 @@ class TieredPages:
     def _is_moving(self, node: Node) -> bool:
         """Whether a step that is not done copies the node to or from the host."""
         return self.copies.uses("host", node.copies[0])
+
+
+def _before(node: Node) -> Node | None:
+    """The run before one that is to go, where nothing needs it but the waits at the end of that one, and it has no copy
+    on the host unless that one has: what is worth giving up that one is worth it for this one. Else None."""
+    parent = node.parent
+    if parent is None or not node.waits or parent.waits or len(parent.children) > 1:
+        return None
+    return None if parent.copies and not node.copies else parent

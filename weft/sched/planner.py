@@ -105,8 +105,12 @@ class StepPlanner:
         if self._services.is_active and not alone:
             room = prompt_budget(self._config, len(sequences), self._cache.page_size) - len(sequences)
             ready = self._services.ready_to_decode(slots, sequences, ready, room)
-        growing = ready & (total > table.room[index])
-        for row in growing.nonzero()[0].tolist():
+        growing = (ready & (total > table.room[index])).nonzero()[0].tolist()
+        page_size = self._cache.page_size
+        num_new = sum([len(sequences[row].table.pages) * page_size < sequences[row].total for row in growing])
+        if num_new > 1:
+            self._cache.tiers.free_ahead(num_new, now)
+        for row in growing:
             sequence = sequences[row]
             if sequence.slot == slots[row] and not self._own_last_page(sequence, now):
                 ready[row] = False

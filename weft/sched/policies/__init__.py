@@ -5,7 +5,7 @@ long waits still take, `registry.py` the names.
 """
 
 from weft.sched.policies.registry import DEFAULT_ESTIMATOR, DEFAULT_POLICY, ESTIMATORS, POLICIES, make_policy
-from weft.sched.policies.runs import NEVER, InterceptPolicy, Load, first_to_give_up
+from weft.sched.policies.runs import NEVER, InterceptPolicy, Load
 
 __all__ = [
     "DEFAULT_ESTIMATOR",
@@ -15,6 +15,5 @@ __all__ = [
     "POLICIES",
     "InterceptPolicy",
     "Load",
-    "first_to_give_up",
     "make_policy",
 ]

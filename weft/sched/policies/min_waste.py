@@ -81,7 +81,8 @@ class MinWastePolicy:
     def rank(self, runs: PageRuns, load: Load, *, may_move: bool = True) -> F64:
         """[n] waste of giving up divided by waste of preserving: a ratio r. Where several tenants hold KV, -1 - 1 / r
         for those over their share and -1 / (1 + r) for what is not kept, which are both in the order of r."""
-        ratio = self._ratio(runs, load, may_move=may_move)
+        found = self._assess(runs, load)
+        ratio = found.ratio if may_move else found.forgotten
         if runs.is_shared:
             not_kept = np.where(runs.over_share, -1.0 - 1.0 / ratio, -1.0 / (1.0 + ratio))
             ratio = np.where(self.kept(runs, load), ratio, not_kept)
@@ -112,21 +113,12 @@ class MinWastePolicy:
             return np.zeros(len(runs.since_s), np.bool_)
         is_awaited = (runs.kind > UNUSED_KIND) & ~runs.over_share & ~runs.explicit
         is_known = self.estimator.is_known(runs, load.now) | _has_returned(runs)
-        return is_awaited & is_known & (self._ratio(runs, load) >= SPARED_FROM)
+        return is_awaited & is_known & (self._assess(runs, load).ratio >= SPARED_FROM)
 
     def observe(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = math.nan) -> None:
         """A wait ended, or its run was given up before: the estimator learns from it."""
         self.estimator.observe(tenant, kind, wait_s, ended=ended, since_s=since_s)
         self._last = None
-
-    def _ratio(self, runs: PageRuns, load: Load, *, may_move: bool = True) -> F64:
-        """[n] waste of giving up divided by waste of preserving, times 1 + weight."""
-        found = self._assess(runs, load)
-        ratio = (found.give_up if may_move else found.recompute) + BOOKKEEPING_S * found.held * found.chance
-        ratio /= found.preserve
-        if runs.weight.any():
-            ratio *= 1.0 + runs.weight
-        return ratio
 
     def _assess(self, runs: PageRuns, load: Load) -> _Assessment:
         """Of one snapshot once, however often it is asked for."""
@@ -140,7 +132,11 @@ class MinWastePolicy:
             movable = runs.has_copy | (runs.num_pages <= load.host_pages)
             give_up = np.where(movable, np.minimum(recompute, swap), recompute)
             preserve = waste_preserve(remaining_s, sizes.held)
-            self._last = (runs, load, _Assessment(sizes.held, chance, preserve, recompute, swap, give_up))
+            bookkeeping = BOOKKEEPING_S * sizes.held * chance
+            ratio, forgotten = (give_up + bookkeeping) / preserve, (recompute + bookkeeping) / preserve
+            if runs.weight.any():
+                ratio, forgotten = ratio * (1.0 + runs.weight), forgotten * (1.0 + runs.weight)
+            self._last = (runs, load, _Assessment(recompute, swap, ratio, forgotten))
         return self._last[2]
 
     def _remaining_s(self, runs: PageRuns, now: float) -> F64:
@@ -162,16 +158,13 @@ def _has_returned(runs: PageRuns) -> Bool:
 
 
 class _Assessment(NamedTuple):
-    """Waste of the runs of a snapshot in token-seconds, each [n]."""
+    """Of the runs of a snapshot, each [n]. Waste is in token-seconds."""
 
-    held: F64
-    """Tokens of device memory."""
-    chance: F64
-    """Of being needed again."""
-    preserve: F64
     recompute: F64
-    """Of the run and of what only the host has behind it, times the chance that it is needed."""
+    """Waste of computing again the run and what only the host has behind it, times the chance that it is needed."""
     swap: F64
-    """Out, where there is no copy; and in, times the same chance."""
-    give_up: F64
-    """The cheaper of what is possible."""
+    """Waste of moving it out, where there is no copy; and in, times the same chance."""
+    ratio: F64
+    """Waste of giving up, in the cheaper way of those possible, divided by waste of preserving, times 1 + weight."""
+    forgotten: F64
+    """The same where it cannot move."""

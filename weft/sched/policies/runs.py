@@ -1,7 +1,7 @@
 """What interception policies see, and what they answer.
 
-Owns the frozen snapshot `Load`, the protocol `InterceptPolicy`, and `first_to_give_up`, which turns a
-policy's ranks into a choice. `PageRuns`, the other snapshot, is the prefix index's. Knows no sequences.
+Owns the frozen snapshot `Load` and the protocol `InterceptPolicy`. `PageRuns`, the other snapshot, and the order in
+which runs go are the prefix index's. Knows no sequences.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import numpy as np
 
 from weft.cache.runs import PageRuns
 from weft.core.cost.model import CostModel
-from weft.core.step import F64, I64, Bool
+from weft.core.step import F64, Bool
 
 NEVER = np.inf
 """Rank of a run that must not be given up."""
 START = Literal["keep", "discard", "swap", "swap_in_budget"]
-FIRST_PART = 64
 
 
 class Load(NamedTuple):
@@ -95,24 +94,3 @@ class InterceptPolicy(Protocol):
 def keep_pins(rank: F64, runs: PageRuns) -> F64:
     """[n] `rank`, and `NEVER` for the runs that are pinned."""
     return np.where(runs.weight == np.inf, NEVER, rank)
-
-
-def first_to_give_up(rank: F64, runs: PageRuns, num_pages: int) -> I64:
-    """[k] the fewest rows, in the order of `rank` and then of `runs.order`, that free at least `num_pages` pages.
-
-    All rows that may be given up where these are too few. Sorts only about as many rows as it returns.
-    """
-    possible = int(np.count_nonzero(rank < NEVER))
-    part = FIRST_PART
-    while True:
-        part = min(part, possible)
-        if not part or num_pages <= 0:
-            return np.zeros(0, np.int64)
-        # Everything up to the value of the last one: rows of equal rank are told apart by `order` alone.
-        limit = rank[np.argpartition(rank, part - 1)[part - 1]]
-        rows = np.flatnonzero(rank <= limit)
-        rows = rows[np.lexsort((runs.order[rows], rank[rows]))]
-        freed = np.cumsum(runs.num_pages[rows])
-        if freed[-1] >= num_pages or len(rows) == possible:
-            return rows[: int(np.searchsorted(freed, num_pages)) + 1]
-        part = 4 * len(rows)
