@@ -84,6 +84,7 @@ class Admission:
             return "returning"
         found = sequence.num_computed if match is None else match.num_pages * self._cache.page_size
         self._sequences.run(sequence, sequence.total - found, now)
+        arrival_s = now  # of no use where no KV was looked for
         if match is not None:
             arrival_s = _arrival_s(sequence, now)
             if not stands_with_others:
@@ -100,7 +101,7 @@ class Admission:
         if sequence.continues is not None:
             self._interception.closed.let_go(sequence)
         if sequence.returned_kind:
-            self._interception.count_return(sequence)
+            self._interception.count_return(sequence, now - arrival_s)
         self.note_start(sequence, now)
         return "admitted"
 

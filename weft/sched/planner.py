@@ -106,10 +106,8 @@ class StepPlanner:
             room = prompt_budget(self._config, len(sequences), self._cache.page_size) - len(sequences)
             ready = self._services.ready_to_decode(slots, sequences, ready, room)
         growing = (ready & (total > table.room[index])).nonzero()[0].tolist()
-        page_size = self._cache.page_size
-        num_new = sum([len(sequences[row].table.pages) * page_size < sequences[row].total for row in growing])
-        if num_new > 1:
-            self._cache.tiers.free_ahead(num_new, now)
+        if growing:
+            self._free_ahead([sequences[row] for row in growing], now)
         for row in growing:
             sequence = sequences[row]
             if sequence.slot == slots[row] and not self._own_last_page(sequence, now):
@@ -126,6 +124,13 @@ class StepPlanner:
             if self._services.is_active:
                 self._services.decodes(slots, sequences)
             builder.add_decodes(slots, sequences)
+
+    def _free_ahead(self, sequences: list[Sequence], now: float) -> None:
+        """Have the new pages of all these decoding sequences given up at once: that costs less than one by one."""
+        page_size = self._cache.page_size
+        num_new = sum([len(sequence.table.pages) * page_size < sequence.total for sequence in sequences])
+        if num_new > 1:
+            self._cache.tiers.free_ahead(num_new, now)
 
     def _own_last_page(self, sequence: Sequence, now: float) -> bool:
         """Make the place of a decoding sequence's next KV writable."""

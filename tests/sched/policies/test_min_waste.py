@@ -13,6 +13,7 @@ import pytest
 
 from tests.sched.policies.snapshots import line, make_runs
 from weft.cache.runs import PREFIX, UNUSED, PageRuns
+from weft.core.waits import WaitKind
 from weft.sched.policies import NEVER, InterceptPolicy, Load, make_policy
 from weft.sched.policies.min_waste import BOOKKEEPING_S, KEPT_S, SOONEST_S, SPARED_FROM
 from weft.sched.policies.registry import POLICIES
@@ -38,6 +39,14 @@ def test_the_ratio_by_hand() -> None:
     # Waste of giving up 812.8; of preserving 160 tokens for 2 s 320, for 10 s 1,600.
     runs = context(2, expected_s=[NOW + 2, NOW + 10])
     assert ranks(runs) == pytest.approx([WHOLE_WASTE / 320, WHOLE_WASTE / 1600], rel=1e-5)
+
+
+def test_kv_is_needed_once_its_return_has_waited_for_the_device() -> None:
+    runs = context(2, expected_s=[NOW + 2, NOW - 1])
+    busy = LOAD._replace(queued_s=3.0)
+    assert ranks(runs, busy) == pytest.approx([WHOLE_WASTE / 800, WHOLE_WASTE / 480], rel=1e-5)
+    runs = context(kind=2, kinds=(PREFIX, UNUSED, WaitKind.QUEUE))
+    assert ranks(runs, busy) == ranks(runs), "it waits for the device already"
 
 
 @pytest.mark.parametrize(("wait_s", "discards"), [(0.5, False), (5.0, False), (5.2, True), (60.0, True)])

@@ -124,7 +124,7 @@ class MinWastePolicy:
         """Of one snapshot once, however often it is asked for."""
         if self._last is None or self._last[0] is not runs or self._last[1] is not load:
             sizes = RunSizes.of(runs, load)
-            remaining_s = self._remaining_s(runs, load.now)
+            remaining_s = self._remaining_s(runs, load)
             chance = np.maximum(self.estimator.return_chance(runs, load.now), LEAST_CHANCE)
             recompute = recompute_waste(sizes.with_behind(runs.num_behind), load) * chance
             recompute = np.where(runs.explicit, NEVER, recompute)
@@ -139,13 +139,14 @@ class MinWastePolicy:
             self._last = (runs, load, _Assessment(recompute, swap, ratio, forgotten))
         return self._last[2]
 
-    def _remaining_s(self, runs: PageRuns, now: float) -> F64:
-        """[n] at least `SOONEST_S`, but for sequences that wait for the device alone: they run as soon as there is
-        room, the first that came the first."""
-        remaining_s = np.maximum(self.estimator.remaining_s(runs, now), SOONEST_S)
+    def _remaining_s(self, runs: PageRuns, load: Load) -> F64:
+        """[n] until the KV is needed: the time to the return, and that for which returns wait for the device. At least
+        `SOONEST_S`, but for sequences that wait for the device alone: they run as soon as there is room, the first that
+        came the first."""
+        remaining_s = np.maximum(self.estimator.remaining_s(runs, load.now) + load.queued_s, SOONEST_S)
         queued = _has_returned(runs).nonzero()[0]
         if len(queued):
-            remaining_s[queued] = SOONEST_S / (1.0 + elapsed_s(runs, now)[queued])
+            remaining_s[queued] = SOONEST_S / (1.0 + elapsed_s(runs, load.now)[queued])
         return remaining_s
 
 
