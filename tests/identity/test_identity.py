@@ -8,7 +8,7 @@ import pytest
 
 from bench.identity import GRAMMARS, Outcomes, Request, Runner, random_requests, same_as_far_as_both_go, schedules
 
-REQUESTS = 60
+REQUESTS = 40
 WAYS = schedules("float64")
 
 
