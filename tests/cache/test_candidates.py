@@ -207,6 +207,22 @@ def test_the_order_of_many_is_made_anew_when_a_second_tenant_comes() -> None:
     assert many.num_ranked == [FEW + 1] * 2
 
 
+def test_the_order_of_many_is_made_anew_when_a_tenant_clearly_exceeds_its_share() -> None:
+    many, held = Many(), {"a": 50, "b": 30}
+    many.candidates.shares.count_held = lambda: held
+    many.first(0.0)
+    held["a"] = 51
+    many.first(0.0)
+    assert many.num_ranked == [FEW + 1], "of 100 pages each has 50, and 2 % of that are one"
+    held["a"] = 52
+    many.first(0.0)
+    many.first(0.0)
+    assert many.num_ranked == [FEW + 1] * 2
+    held["a"] = 10
+    many.first(0.0)
+    assert many.num_ranked == [FEW + 1] * 2
+
+
 def test_what_a_step_passes_over_or_cannot_move_has_its_place_again_in_the_next() -> None:
     many = Many()
     candidates, nodes = many.candidates, many.nodes

@@ -131,6 +131,8 @@ class Candidates:
         """Until when it holds."""
         self._was_shared = False
         """Whether several tenants held pages when it was made."""
+        self._over: frozenset[str] = frozenset()
+        """The tenants over their share then."""
         self._rest = 0
         """Candidates that were left out of the order when it was made."""
         self._least = math.inf
@@ -347,7 +349,9 @@ class Candidates:
     def _check_order(self, now: float) -> None:
         """Make the order anew unless it holds for this step too."""
         self._is_checked = True
-        if len(self) <= FEW or now >= self._until_s or self.shares.is_shared != self._was_shared:
+        shares = self.shares
+        is_other = shares.is_shared != self._was_shared or not shares.clearly_over <= self._over
+        if len(self) <= FEW or now >= self._until_s or is_other:
             self._make_order(now)
             return
         for (value, number, row, ticket), moves in self._back:
@@ -364,7 +368,7 @@ class Candidates:
             is_open = is_open.copy()
             is_open[list(self._passed)] = False
         rows = is_open.nonzero()[0]
-        self._until_s, self._was_shared = now + ORDER_S, self.shares.is_shared
+        self._until_s, self._was_shared, self._over = now + ORDER_S, self.shares.is_shared, self.shares.over
         self._late.clear()
         self._back = [back for back in self._back if back[0][2] in self._passed]
         self._rest, self._least, self._order = 0, math.inf, []

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+CLEARLY = 0.02
+"""Part of its share by which a tenant exceeds it clearly: tenants at their shares are by turns over and within them."""
+
 
 class FairShares:
     """Pages by tenant as they were when they were first asked for in a step."""
@@ -17,6 +20,7 @@ class FairShares:
         self.counted: dict[str, int] | None = None
         """What was counted in this step; None: nothing yet, so it is counted when it is next asked for."""
         self._over: frozenset[str] = frozenset()
+        self._clearly_over: frozenset[str] = frozenset()
 
     @property
     def is_shared(self) -> bool:
@@ -29,6 +33,12 @@ class FairShares:
         self._count()
         return self._over
 
+    @property
+    def clearly_over(self) -> frozenset[str]:
+        """Those of them that hold more than their share by the part `CLEARLY` of it."""
+        self._count()
+        return self._clearly_over
+
     def excess(self, tenant: str) -> float:
         """Pages that a tenant holds beyond its share; negative within it."""
         held = self._count()
@@ -38,4 +48,6 @@ class FairShares:
         if self.counted is None:
             self.counted = {tenant: pages for tenant, pages in self.count_held().items() if pages}
             self._over = frozenset(tenant for tenant in self.counted if self.excess(tenant) > 0)
+            clear = CLEARLY * self._num_pages / max(len(self.counted), 1)
+            self._clearly_over = frozenset(tenant for tenant in self._over if self.excess(tenant) > clear)
         return self.counted
