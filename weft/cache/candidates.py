@@ -30,7 +30,8 @@ MAX_KINDS = 256
 """Kinds of waits that are told apart; further ones count as one more."""
 _OPEN, _COPIED, _MOVES, _KEPT, _EXPLICIT, _SPARED = range(6)
 """Rows of the table of truth values: there is a candidate; it has a copy on the host; as the policy says, it is worth
-one, and it is kept for its tenant's share; its pages are a program's own."""
+one, and it is kept for its tenant's share; its pages are a program's own; as the policy says, it is spared from
+newcomers."""
 CHUNK = 64
 """Rows that a table has at first."""
 FEW = 64
