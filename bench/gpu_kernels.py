@@ -26,7 +26,7 @@ from weft.kernels import dispatch, reference
 from weft.kernels.base import HeadNorm, HeadShape, Kernels, MovePages
 from weft.kernels.batch import AttentionBatch, lower
 from weft.kernels.block_weights import PANEL, BlockPart, BlockWeight
-from weft.kernels.quantize_int4 import int4_kind, quantize_int4
+from weft.kernels.quantize import block_kind, quantize
 from weft.models.base import KVSpec, LayerKV
 from weft.worker.kv_store import KVStore
 
@@ -227,13 +227,14 @@ def block_cases(rows: int, sizes: Sizes, dtype: torch.dtype, device: str) -> Ite
     """A product with a weight of 4 bits; a variant that cannot read blocks gets floats."""
     inputs, outputs = max(GROUP, sizes.hidden // GROUP * GROUP), max(PANEL, sizes.intermediate // PANEL * PANEL)
     floats = torch.randn(outputs, inputs, device=device)
-    stored = quantize_int4(floats).flatten()
-    blocks = BlockWeight.of(stored, [BlockPart(int4_kind(inputs), outputs)], inputs)
+    part = BlockPart(block_kind("int4", inputs), outputs)
+    stored = quantize(floats, part.kind).flatten()
+    blocks = BlockWeight.of(stored, [part], inputs)
     x = torch.randn(rows, inputs, dtype=dtype, device=device)
 
     @cache
     def weight_of(kernels: Kernels) -> Tensor:
-        packed = kernels.pack_weight(blocks, dtype)
+        packed = kernels.pack_weight(blocks)
         return floats.to(dtype) if packed is blocks else packed
 
     title = f"{rows:,} rows, {inputs:,} to {outputs:,}, 4 bits"

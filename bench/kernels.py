@@ -1,4 +1,5 @@
-"""The CPU kernels against the machine's memory bandwidth and matmul FLOP/s; shared prefixes, int8, pages to the host.
+"""The CPU kernels against the machine's memory bandwidth and matmul FLOP/s; shared prefixes, quantized blocks, pages
+to the host.
 
     python -m bench.kernels [--threads 2] [--runs 5] [--only pages|blocks] [--json FILE]
 
@@ -35,7 +36,6 @@ from weft.kernels import shared_chunks
 from weft.kernels.batch import AttentionBatch, lower
 from weft.kernels.block_weights import BLOCK_TYPES, BlockPart, BlockWeight, stored_size
 from weft.kernels.cpu import huge_pages, limits, ops
-from weft.kernels.quantize import quantize
 from weft.kernels.quantized_blocks import SCALES
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, PAGE = 8, 16, 8, 128, 16
@@ -98,23 +98,6 @@ def products(kernels: ops.CpuKernels, rows: int) -> Products:
             kernels.linear(x, weight)
 
     return Products(run, 2.0 * NUM_WEIGHTS, 2.0 * rows * NUM_WEIGHTS)
-
-
-def int8_products(kernels: ops.CpuKernels, rows: int) -> Products:
-    """All products of the layers, with weights in int8."""
-    weights: list[tuple[Tensor, Tensor, Tensor]] = []
-    for inputs, outputs in PRODUCTS:
-        x = torch.randn(rows, inputs).bfloat16()
-        for _ in range(LAYERS):
-            values, scales = quantize(torch.randn(outputs, inputs))
-            weights.append((x, kernels.pack_weight(values, x.dtype), scales))
-
-    def run() -> None:
-        for x, weight, scales in weights:
-            kernels.linear(x, weight, scales=scales)
-
-    num_scales = sum(len(scales) for _, _, scales in weights)
-    return Products(run, NUM_WEIGHTS + 4.0 * num_scales, 2.0 * rows * NUM_WEIGHTS)
 
 
 def block_products(
@@ -258,14 +241,6 @@ def compare_kernels(threads: int, kernels: ops.CpuKernels, compare: Compare, rat
     for rows in (128, 512):
         made = products(kernels, rows)
         compare(f"products, {rows} rows", made.run, made.operations, multiplying, "GFLOP/s")
-    for rows in (1, 32):
-        made = int8_products(kernels, rows)
-        compare(f"int8 products, {rows} rows: weights read", made.run, made.bytes, reading, "GB/s")
-    made = int8_products(kernels, 512)
-    compare("int8 products, 512 rows", made.run, made.operations, multiplying, "GFLOP/s")
-    for rows in (1, 4, 8, 16, 32, 64, 512):
-        plain, small = products(kernels, rows).run, int8_products(kernels, rows).run
-        ratio(f"int8 beside bfloat16 products, {rows} rows", small, plain)
     per_entry = 2 * KV_HEADS * HEAD_DIM * 2 * LAYERS
     for rows, own in ((32, 280), (4, 2000)):
         batch, pages = decode_batch(rows, 0, own)
@@ -322,7 +297,7 @@ def compare_blocks(threads: int, kernels: ops.CpuKernels, compare: Compare, rati
             made = block_products(kernels, kind, rows)
             compare(f"{kind} products, {rows} rows", made.run, made.operations, multiplying, "GFLOP/s")
     for kind in ("Q8_0", "Q4_K"):
-        for rows in (1, 8, 32, 512):
+        for rows in (1, 4, 8, 16, 32, 64, 512):
             blocks, plain = block_products(kernels, kind, rows).run, products(kernels, rows).run
 
             def as_often(plain: Callable[[], object] = plain) -> None:

@@ -2,9 +2,9 @@
 
     python -m bench.quantization [--cases 500] [--texts 50] [--shape qwen3-0.6b] [--threads 2] [--json FILE]
 
-Models are quantized when they are loaded (int8, int4), or come from a GGUF file of the same weights (Q8_0, Q4_K), whose
-blocks are computed on as they are, with activations in 8 bits, or expanded. The distance between these two is what
-rounding activations costs.
+Models are quantized when they are loaded (int8, int4), or come from a GGUF file of the same weights (Q8_0, Q4_K) with
+the embedding and the head in blocks too. Blocks are computed on as they are, with activations in 8 bits, or expanded.
+The distance between these two is what rounding activations costs.
 
 Two measures. Answers to held-out cases (`training.weft_tiny`), greedy and checked by code: the share of right ones, and
 of answers that are the same tokens with both. And the next-token distribution after every token of held-out
@@ -39,7 +39,7 @@ from weft import LLM
 from weft.cli.bench.record import command_line, surroundings, write_record
 from weft.config import DType, Quantization, QuantizedBlocks
 from weft.core.step import ForwardBatch
-from weft.kernels import dispatch
+from weft.kernels.cpu import ops
 from weft.models.base import LanguageModel, lower
 from weft.models.loader import LoadedModel, load_model
 from weft.models.random_checkpoints import QWEN3_0_6B, write_checkpoint
@@ -214,6 +214,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    kernels = ops.best()
+    if isinstance(kernels, Exception):
+        parser.error(f"the kernels in C++, which compute on quantized blocks, are {kernels}")
     torch.set_num_threads(args.threads)
     began = time.monotonic()
     tokenizer = Tokenizer.from_file(str(ASSET / "tokenizer.json"))
@@ -235,7 +238,7 @@ def main() -> None:
     asked = args.cases if args.shape is None else 0
     report: dict[str, Any] = {
         **surroundings(threads=args.threads),
-        "kernels": dispatch.int8_note("cpu", torch.bfloat16),
+        "kernels": kernels.instructions,
         "command": command_line("bench.quantization"),
         "weight_bytes": found.weight_bytes,
         "distances": found.pairs,

@@ -78,9 +78,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: DType = "auto"
     """auto: the checkpoint's, or float32 where the device is slow or inexact in it."""
     quantization: Quantization | None = None
-    """Quantize the weights of the layers' projections at load. int8: with one scale per output channel; activations
-    keep `dtype`. int4: in blocks of 32 or 256 inputs; activations are rounded to 8 bits. KV, embeddings and the output
-    head keep `dtype`."""
+    """Quantize the weights of the layers' projections at load, in blocks of 32 or 256 inputs; on CPUs products round
+    activations to 8 bits. KV, embeddings and the output head keep `dtype`."""
     quantized_blocks: QuantizedBlocks = "auto"
     """auto: matrices in quantized blocks of a GGUF file, and those of 4 bits of a safetensors checkpoint, stay so where
     kernels multiply with them, with activations rounded to 8 bits; expand: they become `dtype` when they are loaded."""

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
-from weft.kernels.quantize_int4 import int4_kind, quantize_int4
+from weft.kernels.quantize import block_kind, quantize
 
 Precision = Literal["bf16", "f16", "q8_0", "q4_0", "q4_k"]
 """Of the matrices; vectors are float32. q4_k: Q4_0 where rows are not whole blocks of 256."""
@@ -104,7 +104,8 @@ def _stored(tensor: Tensor, precision: Precision) -> tuple[Any, str]:
     if precision == "bf16":
         return tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy().view(np.uint8), "BF16"
     if precision == "q4_k":
-        return quantize_int4(tensor).numpy(), int4_kind(tensor.shape[1])
+        kind = block_kind("int4", tensor.shape[1])
+        return quantize(tensor, kind).numpy(), kind
     kind = precision.upper()
     return gguf.quantize(tensor.float().numpy(), gguf.GGMLQuantizationType[kind]), kind
 

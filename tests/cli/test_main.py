@@ -236,14 +236,15 @@ def test_doctor_plans_the_pages_that_an_engine_gets(weft):
         )  # the server's, and the offline API's
 
 
-def test_doctor_says_what_computes_with_int8(weft):
-    plain, small = (
-        json.loads(weft("doctor", "--json", "--num-pages", "128", "--device", "cpu", "--dtype", dtype, *more).output)
-        for dtype, more in (("float64", ()), ("float64", ("--quantization", "int8")))
+def test_doctor_says_what_computes_with_quantized_weights(weft):
+    plain, *quantized = (
+        json.loads(weft("doctor", "--json", "--num-pages", "128", "--device", "cpu", *more).output)
+        for more in ((), ("--quantization", "int8"), ("--quantization", "int4"))
     )
     assert plain["will_use"]["quantization"] == "none"
-    assert small["will_use"]["quantization"] == "int8: torch with widened weights"
-    assert small["will_use"]["weights_gib"] < plain["will_use"]["weights_gib"]
+    for name, report in zip(("int8", "int4"), quantized, strict=True):
+        assert report["will_use"]["quantization"] == f"{name}: C++, activations in 8 bits"
+    assert "int8 needs the kernels" in str(weft("doctor", "--quantization", "int8", "--dtype", "float64").output)
     refused = weft("doctor", "--quantization", "int3")
     assert refused.exit_code != 0
     assert "there are int8, int4" in refused.output

@@ -26,11 +26,10 @@ from weft.kernels.triton import attention, blocks, move, ops
 from weft.kernels.triton.device import attention as attention_kernels
 from weft.kernels.triton.device import blocks as block_kernels
 from weft.kernels.triton.device import elementwise as other_kernels
-from weft.kernels.triton.device import products as product_kernels
 
 KERNELS = {
     *("decode", "prefill", "merge", "rms_norm", "add_rms_norm", "silu_mul", "rotate_and_store", "copy_pages"),
-    *("move_pages", "move_slots", "int8_linear", "dequantize", "block_linear", "expand_blocks"),
+    *("move_pages", "move_slots", "block_linear", "expand_blocks"),
 }
 
 
@@ -101,7 +100,7 @@ def main() -> None:
         attention.takes = ops.takes = lambda *tensors: True
         attention.device, ops.device = Stand(attention_kernels, capability), Stand(other_kernels, capability)
         move.device, move.INTERPRETED = ops.device, True
-        ops.products, blocks.device = Stand(product_kernels, capability), Stand(block_kernels, capability)
+        blocks.device = Stand(block_kernels, capability)
         attention.is_hopper = lambda device, found=capability // 10 == 9: found
         heads, kv_heads, head_dim = shape
         case = random_case(
@@ -133,10 +132,8 @@ def main() -> None:
             norm = HeadNorm(x[0, :head_dim], x[0, :head_dim], 1e-6)
             ops.rms_norm(x, x[0], 1e-6)
             ops.silu_mul(x)
-            weight, scales = torch.ones(192, x.shape[1], dtype=torch.int8), torch.ones(192)
-            for count in (1, 16, 21):
-                residual = torch.ones(count, 192, dtype=dtype)
-                ops.linear_rms_norm(x[:count], weight, residual, Norm(residual[0], 1e-6), residual[0], scales)
+            weight, residual = torch.ones(192, x.shape[1], dtype=dtype), torch.ones(21, 192, dtype=dtype)
+            ops.linear_rms_norm(x, weight, residual, Norm(residual[0], 1e-6), residual[0])
             ops.rotate_and_store(x, shape, (angles, angles), norm, case.batch, case.kv)
             ids = torch.arange(2)
             ops.copy_pages(case.kv, ids, ids)

@@ -13,8 +13,9 @@ from weft.core.step import ForwardBatch
 from weft.kernels import dispatch, reference, torch_ops
 from weft.kernels.base import Block, BlockShape, HeadShape
 from weft.kernels.batch import lower
+from weft.kernels.block_weights import BlockPart, BlockWeight
 from weft.kernels.cpu import library, ops, tensors
-from weft.kernels.quantize import quantize
+from weft.kernels.quantize import block_kind, quantize
 from weft.kernels.shared_chunks import SharedChunks
 from weft.models.base import ModelSpec, RopeSpec
 from weft.models.layers.decoder import DecoderLayer, layer_weights
@@ -49,6 +50,7 @@ SPECS = {
     "biases": replace(SPEC, qkv_bias=True, output_bias=True, mlp_bias=True),
     "window": replace(SPEC, sliding_windows=(5,)),
     "int8": replace(SPEC, quantization="int8"),
+    "int4": replace(SPEC, quantization="int4"),
     "one head": replace(SPEC, num_kv_heads=4),
 }
 levels = pytest.mark.parametrize("level", LEVELS, ids=[k.level.name.lower() for k in LEVELS])
@@ -60,13 +62,12 @@ def weights_of(spec: ModelSpec, kernels, seed: int) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
     made = {}
     for target in layer_weights(spec, 0):
-        values = torch.randn(target.shape, generator=random) * target.shape[-1] ** -0.5
-        if target.scales is not None and spec.quantization:
-            made[target.name], made[target.scales] = quantize(values.to(spec.dtype))
-        else:
-            made[target.name] = values.to(spec.dtype)
-        if target.packed:
-            made[target.name] = kernels.pack_weight(made[target.name], spec.dtype)
+        weight = (torch.randn(target.shape, generator=random) * target.shape[-1] ** -0.5).to(spec.dtype)
+        if target.quantized and spec.quantization is not None:
+            outputs, inputs = weight.shape
+            part = BlockPart(block_kind(spec.quantization, inputs), outputs)
+            weight = BlockWeight.of(quantize(weight, part.kind).flatten(), [part], inputs)
+        made[target.name] = kernels.pack_weight(weight) if target.packed else weight
     return made
 
 
@@ -141,10 +142,8 @@ def test_one_call_is_the_operations(level, spec, dtype, rows):
 
 def expected_blocks(level: ops.CpuKernels, spec: ModelSpec, tokens: int) -> bool:
     """Whether the library has all products of the layer for so many rows."""
-    quantized = spec.quantization is not None
-    weight = torch.zeros((32, 32), dtype=torch.int8 if quantized else spec.dtype)
-    packed = level.pack_weight(weight, spec.dtype).dim() != 2
-    return packed or tokens <= tensors.thin_rows(level.level, spec.dtype, quantized)
+    packed = spec.quantization is not None or level.packs(spec.dtype)
+    return packed or tokens <= tensors.thin_rows(level.level, spec.dtype)
 
 
 @levels

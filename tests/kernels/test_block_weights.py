@@ -140,7 +140,7 @@ def test_product_with_packed_blocks(kernels, kind, dtype):
     generator = torch.Generator().manual_seed(0)
     for outputs, inputs in ((96, 256), (64, 1280)):
         weight = random_block_weight([(kind, outputs)], inputs)
-        packed = kernels.pack_weight(weight, dtype)
+        packed = kernels.pack_weight(weight)
         assert packed.packed
         assert packed.numel() == packed_size(weight.parts[0], inputs)
         bias = torch.randn(outputs, generator=generator).to(dtype)

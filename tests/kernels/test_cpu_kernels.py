@@ -156,9 +156,8 @@ def packed_in_order(weight: torch.Tensor) -> torch.Tensor:
 def test_every_level_but_the_portable_one_packs(kernels, dtype):
     packs = kernels.pack_weight(torch.zeros(32, 64, dtype=dtype)).shape == (1, 2, 32, 32)
     assert packs == (kernels.level > library.Level.PORTABLE)
-    # A product whose x is of another dtype would not find its weight.
-    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
-    assert kernels.pack_weight(torch.zeros(32, 64, dtype=dtype), other).shape == (32, 64)
+    assert kernels.packs(dtype) == packs
+    assert not kernels.packs(torch.float16)
 
 
 @packing

@@ -48,25 +48,6 @@ def test_describe_names_what_select_takes():
         assert choice.operation == "prepare_block" or choice.available[-1] == "reference"
 
 
-def test_what_computes_with_int8_weights_is_said(installed, monkeypatch):
-    assert dispatch.int8_note("cpu", torch.float64) == "int8: torch with widened weights"
-    installed(True)
-    assert dispatch.int8_note("cuda", torch.bfloat16).startswith("int8: Triton for a few rows")
-    compiled = cpu_ops.best()
-    if isinstance(compiled, Exception):
-        pytest.skip(f"the library is {compiled}")
-    monkeypatch.setattr(compiled, "_packs", set())
-    said = {}
-    for level in library.Level:
-        monkeypatch.setattr(compiled, "level", level)
-        said[level] = dispatch.int8_note("cpu", torch.float32)
-    assert said[library.Level.PORTABLE] == "int8: torch with widened weights"
-    for level in (library.Level.AVX2, library.Level.AVX512F):
-        assert said[level] == "int8: C++ for up to 32 rows, torch with widened weights for more"
-    monkeypatch.setattr(compiled, "_packs", {(torch.bfloat16, torch.int8)})
-    assert dispatch.int8_note("cpu", torch.bfloat16) == "int8: C++, packed"
-
-
 def test_computes_well():
     assert dispatch.computes_well("cpu", torch.float32)
     assert dispatch.computes_well("cpu", torch.float64)

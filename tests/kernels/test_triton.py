@@ -20,7 +20,6 @@ from weft.core.step import ForwardBatch
 from weft.kernels import reference, torch_attention, torch_ops
 from weft.kernels.base import HeadNorm, HeadShape, Norm
 from weft.kernels.batch import lower
-from weft.kernels.quantize import quantize
 
 pytest.importorskip("triton")
 from weft.kernels.triton import attention as triton_attention
@@ -29,7 +28,6 @@ from weft.kernels.triton import ops
 from weft.kernels.triton.device import attention as attention_kernels
 from weft.kernels.triton.device import blocks as block_kernels
 from weft.kernels.triton.device import elementwise as other_kernels
-from weft.kernels.triton.device import products as product_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -335,59 +333,16 @@ def test_gated_linear(dtype):
     assert_close(got, reference.gated_linear(x, weight, bias))
 
 
-def _int8_case(outputs, inputs, dtype, rows):
-    """A quantized weight whose rows differ in size, and x, bias and residual for it."""
-    generator = torch.Generator().manual_seed(rows)
-    sizes = torch.logspace(-2, 0, outputs)[:, None]
-    values, scales = quantize(torch.randn(outputs, inputs, generator=generator) * sizes)
-    x = torch.randn(rows, inputs, generator=generator).to(dtype)
-    bias = torch.randn(outputs, generator=generator).to(dtype)
-    return values, scales, x, bias, torch.randn(rows, outputs, generator=generator).to(dtype)
-
-
-@dtypes
-@pytest.mark.parametrize(("outputs", "inputs"), [(32, 128), (70, 300), (5, 16), (96, 1)])
-@pytest.mark.parametrize("rows", [0, 1, 5, 16, 17, 40])
-def test_products_with_an_int8_weight(dtype, outputs, inputs, rows, monkeypatch):
-    values, scales, x, bias, residual = _int8_case(outputs, inputs, dtype, rows)
-    there = [t.to(DEVICE) for t in (values, bias, scales)]
-    with monkeypatch.context() as patch:
-        # What torch may multiply was made floats here.
-        patch.setattr(torch_ops, "dequantize", None)
-        for some_bias, some_residual in ((bias, residual), (None, None), (bias, None), (None, residual)):
-            expected = reference.linear(x, values, some_bias, some_residual, scales)
-            got = ops.linear(
-                *(x.to(DEVICE), there[0], None if some_bias is None else there[1]),
-                *(None if some_residual is None else some_residual.clone().to(DEVICE), there[2]),
-            )
-            assert_close(got, expected)
-        if outputs % 2 == 0:
-            product = ops.linear(x.to(DEVICE), there[0], there[1], scales=there[2])
-            assert (ops.gated_linear(x.to(DEVICE), *there) == ops.silu_mul(product)).all()
-
-
-def test_a_row_meets_an_int8_weight_the_same_among_few_others():
-    values, scales, x, bias, residual = _int8_case(70, 300, torch.bfloat16, 16)
-    weight, scales, bias = values.to(DEVICE), scales.to(DEVICE), bias.to(DEVICE)
-    together = ops.linear(x.to(DEVICE), weight, bias, residual.clone().to(DEVICE), scales)
-    for row in range(16):
-        part = slice(row, row + 1)
-        alone = ops.linear(x[part].to(DEVICE), weight, bias, residual[part].clone().to(DEVICE), scales)
-        assert (alone == together[part]).all()
-
-
 @dtypes
 @pytest.mark.parametrize(("rows", "size"), [(0, 24), (1, 32), (5, 100), (2, 1), (2, 2048)])
-@pytest.mark.parametrize("quantized", [False, True], ids=["floats", "int8"])
-def test_product_with_the_norm_of_its_sum(dtype, rows, size, quantized):
-    values, scales, x, bias, residual = _int8_case(size, 40, dtype, rows)
-    weight, some_scales = (values, scales) if quantized else ((values * scales[:, None]).to(dtype), None)
-    norm_weight = torch.randn(size, generator=torch.Generator().manual_seed(1)).to(dtype)
-    expected = reference.linear_rms_norm(x, weight, residual, Norm(norm_weight, 1e-5), bias, some_scales)
+def test_product_with_the_norm_of_its_sum(dtype, rows, size):
+    generator = torch.Generator().manual_seed(rows)
+    shapes = ((rows, 40), (size, 40), (rows, size), (size,), (size,))
+    x, weight, residual, bias, norm_weight = (torch.randn(s, generator=generator).to(dtype) for s in shapes)
+    expected = reference.linear_rms_norm(x, weight, residual, Norm(norm_weight, 1e-5), bias)
     there = residual.clone().to(DEVICE)
     got = ops.linear_rms_norm(
-        *(x.to(DEVICE), weight.to(DEVICE), there, Norm(norm_weight.to(DEVICE), 1e-5), bias.to(DEVICE)),
-        None if some_scales is None else some_scales.to(DEVICE),
+        *(x.to(DEVICE), weight.to(DEVICE), there, Norm(norm_weight.to(DEVICE), 1e-5), bias.to(DEVICE))
     )
     assert_close(got.total, expected.total)
     assert_close(got.normed, expected.normed)
@@ -480,7 +435,7 @@ def test_every_kernel_compiles_for_devices(tmp_path, more):
     lines = [line.split() for line in done.stdout.splitlines()]
     assert {name for name, *_ in lines} == {
         name
-        for module in (attention_kernels, block_kernels, other_kernels, product_kernels)
+        for module in (attention_kernels, block_kernels, other_kernels)
         for name, kernel in vars(module).items()
         if not name.startswith("_") and hasattr(kernel, "fn")
     }

@@ -13,7 +13,6 @@ from tests.kernels.batches import random_case
 from weft.kernels import dispatch, reference
 from weft.kernels.base import HeadNorm, HeadShape, Norm
 from weft.kernels.batch import lower
-from weft.kernels.quantize import quantize
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 BOUNDS = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
@@ -131,15 +130,11 @@ def test_linear(kernel, dtype, tokens, options):
 @pytest.mark.parametrize("options", [(False, False), (True, False), (False, True), (True, True)])
 def test_linear_rms_norm(kernel, dtype, tokens, options):
     x, residual = torch.randn(tokens, 24).to(dtype), torch.randn(tokens, 40).to(dtype)
-    weight, scales = torch.randn(40, 24), None
-    if options[1]:
-        weight, scales = quantize(weight)
-    else:
-        weight = weight.to(dtype)
+    weight = torch.randn(40, 24).to(dtype)
     bias = torch.randn(40).to(dtype) if options[0] else None
     norm = Norm(torch.randn(40).to(dtype), 1e-5)
-    expected = reference.linear_rms_norm(x, weight, residual.clone(), norm, bias, scales)
-    got = kernel(x, weight, residual, norm, bias, scales)
+    expected = reference.linear_rms_norm(x, weight, residual.clone(), norm, bias)
+    got = kernel(x, weight, residual, norm, bias)
     assert_close(got.total, expected.total)
     assert_close(got.normed, expected.normed)
     assert_close(got.normed, reference.rms_norm(got.total, norm.weight, norm.eps))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.kernels.blocks import rounds_activations
-from tests.models.test_quantization import BATCHES, PROMPTS, greedy
+from tests.models.runner import BATCHES, PROMPTS, greedy
 from weft.kernels.cpu import ops
 from weft.models.base import LanguageModel
 

@@ -12,9 +12,20 @@ from torch import Tensor
 
 from weft.config import Quantization, QuantizedBlocks
 from weft.core.step import ForwardBatch
+from weft.kernels import dispatch
+from weft.kernels.base import Kernels
 from weft.models.base import LanguageModel, lower
 from weft.models.footprint import weight_bytes, with_settings
 from weft.models.loader import open_checkpoint
+
+PROMPTS = [[5, 9, 200, 31, 7], [301], [44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56], [7, 7], [1, 2, 3] * 9]
+BATCHES = ([0], [1], [2], [3, 4, 0], [0, 1, 2, 3, 4], [4, 2])
+"""Of these prompts."""
+
+
+def plain(prefer: str = "reference") -> Kernels:
+    """The operations in plain torch, for any dtype."""
+    return dispatch.select("cpu", torch.bfloat16, prefer={"*": prefer})
 
 
 def bytes_of_weights(
@@ -94,3 +105,25 @@ class Runner:
         for sequence, tokens in work:
             sequence.length += len(tokens)
         return list(logits.split([len(tokens) for _, tokens in work]))
+
+
+def greedy(model: LanguageModel, work: Sequence[Sequence[int]], steps: int = 12) -> tuple[list[list[int]], Tensor]:
+    """Tokens that each prompt goes on with, all in one batch, and the logits of each step [steps, prompts, V]."""
+    runner = Runner(model)
+    sequences = [runner.open(len(prompt) + steps) for prompt in work]
+    tokens: list[list[int]] = [[] for _ in work]
+    news, kept = [list(prompt) for prompt in work], []
+    for _ in range(steps):
+        logits = [rows[-1] for rows in runner.run(list(zip(sequences, news, strict=True)))]
+        kept.append(torch.stack(logits))
+        news = [[int(row.argmax())] for row in logits]
+        for row, (token,) in zip(tokens, news, strict=True):
+            row.append(token)
+    return tokens, torch.stack(kept)
+
+
+def all_weights(model: LanguageModel) -> dict[str, torch.Tensor]:
+    """Those of the layers with the layer's number before their name."""
+    provider = model.provider
+    layers = {f"{i}.{name}": weight for i in range(len(model.layers)) for name, weight in provider.layer(i).items()}
+    return {**provider.shared, **layers}

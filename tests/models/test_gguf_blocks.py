@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.gguf.writing import all_of, write_gguf
-from tests.models.any_batch import best_kernels, check_any_batch
-from tests.models.runner import Runner, bytes_of_weights
+from tests.models.any_batch import check_any_batch
+from tests.models.runner import PROMPTS, Runner, all_weights, bytes_of_weights, greedy, plain
 from tests.models.test_gguf import LARGE, mixed
-from tests.models.test_quantization import PROMPTS, greedy, plain
-from weft.abi.errors import ModelLoadError, Unsupported
 from weft.kernels import dispatch
 from weft.kernels.block_weights import BlockPart, BlockWeight, expand_rows
 from weft.kernels.cpu import library, ops
-from weft.kernels.quantize_int4 import quantize_int4
-from weft.models import loader
-from weft.models.base import LanguageModel
 from weft.models.loader import load_model
 from weft.models.random_checkpoints import write_tiny
-from weft.models.safetensors_files import SINGLE_FILE
 
 pytestmark = pytest.mark.skipif(
     not dispatch.block_types("cpu", torch.float32), reason="without the library in C++ all blocks are expanded"
@@ -44,12 +36,6 @@ def matrix_of(weight: torch.Tensor) -> torch.Tensor:
         return weight
     parts = zip(weight.parts, weight.data_of_parts(), strict=True)
     return torch.cat([expand_rows(data, part, weight.inputs) for part, data in parts])
-
-
-def all_weights(model: LanguageModel) -> dict[str, torch.Tensor]:
-    provider = model.provider
-    layers = {f"{i}.{name}": weight for i in range(2) for name, weight in provider.layer(i).items()}
-    return {**provider.shared, **layers}
 
 
 @kinds
@@ -150,12 +136,25 @@ def test_what_is_expanded_all_the_same(tmp_path: Path) -> None:
         ({"dtype": "float64"}, "expanded to float64, as no kernel"),
         ({"dtype": "float16"}, "expanded to float16, as no kernel"),
         ({"dtype": "bfloat16", "quantized_blocks": "expand"}, "expanded to bfloat16, as the settings ask for"),
-        ({"dtype": "bfloat16", "quantization": "int8"}, "expanded to int8 and bfloat16, as the settings ask for"),
     ):
         loaded = load_model(str(path), **options)
         assert not any(isinstance(weight, BlockWeight) for weight in all_weights(loaded.model).values())
         assert loaded.notice is not None
         assert loaded.notice.startswith(f"Q8_0 {why}")
+
+
+def test_blocks_that_are_quantized_again(tmp_path: Path) -> None:
+    """Of 8 bits to 8 bits: the same, but for the embedding and the head."""
+    path = file_of(tmp_path, all_of("Q8_0"))
+    kept = load_model(str(path), dtype="float32", kernels=plain())
+    again = load_model(str(path), dtype="float32", kernels=plain(), quantization="int8")
+    assert str(again.notice).startswith("Q8_0 expanded to int8 and float32, as the settings ask for")
+    weights = all_weights(again.model)
+    assert {name for name, weight in weights.items() if isinstance(weight, BlockWeight)} == {
+        f"{layer}.{name}" for layer in range(2) for name in ("qkv", "output", "gate_up", "down")
+    }
+    for name, weight in all_weights(kept.model).items():
+        assert torch.equal(matrix_of(weight), matrix_of(weights[name])), name
 
 
 def test_types_without_kernels_are_named(tmp_path: Path) -> None:
@@ -181,54 +180,3 @@ def test_shapes_and_mixtures_that_no_kernel_takes(tmp_path: Path) -> None:
     assert loaded.notice.startswith("Q8_0 stay in blocks, which activations meet in 8 bits; Q8_0 expanded to")
     assert "where shapes or mixtures do not fit the kernels" in loaded.notice
     assert loaded.num_bytes == sum(weight.nbytes for weight in all_weights(loaded.model).values())
-
-
-# Quantized to 4 bits when they are loaded
-
-
-def test_int4_is_blocks_of_the_projections(tmp_path: Path) -> None:
-    directory = write_tiny(tmp_path, "qwen2", **{**LARGE, "intermediate_size": 544}, dtype=torch.bfloat16)
-    kept = load_model(str(directory), dtype="bfloat16", kernels=plain("reference")).model
-    loaded = load_model(str(directory), dtype="bfloat16", quantization="int4", kernels=plain("reference"))
-    assert (loaded.spec.quantization, loaded.notice) == ("int4", None)
-    assert not any(isinstance(weight, BlockWeight) for weight in loaded.model.provider.shared.values())
-    for index in range(2):
-        weights, whole = loaded.model.provider.layer(index), kept.provider.layer(index)
-        kinds = {name: w.parts[0].kind for name, w in weights.items() if isinstance(w, BlockWeight)}
-        assert kinds == {"qkv": "Q4_K", "output": "Q4_K", "gate_up": "Q4_K", "down": "Q4_0"}
-        for name in kinds:
-            expected = quantize_int4(whole[name])
-            assert torch.equal(weights[name].as_subclass(torch.Tensor), expected.flatten())
-    assert loaded.num_bytes == bytes_of_weights(directory, torch.bfloat16, "int4")
-    layers = loaded.num_bytes - sum(weight.nbytes for weight in loaded.model.provider.shared.values())
-    assert layers < 0.3 * sum(weight.nbytes for i in range(2) for weight in kept.provider.layer(i).values())
-
-
-def test_int4_some_rows_at_a_time_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = write_tiny(tmp_path, "qwen3", **LARGE, shards=2)
-    whole = all_weights(load_model(str(directory), quantization="int4").model)
-    monkeypatch.setattr(loader, "QUANTIZED_NUMBERS", 3000)
-    again = all_weights(load_model(str(directory), quantization="int4").model)
-    assert all(torch.equal(weight, again[name]) for name, weight in whole.items())
-
-
-@dtypes
-def test_int4_gets_the_same_in_any_batch(dtype: str, tmp_path: Path) -> None:
-    directory = write_tiny(tmp_path, "qwen3", **LARGE)
-    model = load_model(str(directory), dtype=dtype, quantization="int4").model  # type: ignore[arg-type]
-    check_any_batch(model, best_kernels(), dtype)
-
-
-def test_int4_is_refused_where_no_kernel_takes_it(tmp_path: Path) -> None:
-    directory = write_tiny(tmp_path / "large", **LARGE)
-    with pytest.raises(Unsupported, match=r"int4 needs the kernels in C\+\+ on a CPU.* the dtype float64"):
-        load_model(str(directory), dtype="float64", quantization="int4")
-    small = write_tiny(tmp_path / "small")
-    with pytest.raises(Unsupported, match=r"self_attn.q_proj.weight, .* are 80 outputs of 48 inputs together"):
-        load_model(str(small), quantization="int4")
-    tensors = load_file(directory / SINGLE_FILE)
-    name = "model.layers.1.mlp.up_proj.weight"
-    tensors[name][3, 4] = math.nan
-    save_file(tensors, directory / SINGLE_FILE)
-    with pytest.raises(ModelLoadError, match=rf"{name} cannot be quantized: .* not finite"):
-        load_model(str(directory), quantization="int4")

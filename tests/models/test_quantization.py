@@ -3,77 +3,41 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models.runner import Runner, bytes_of_weights
-from weft.abi.errors import ModelLoadError
+from tests.models.any_batch import best_kernels, check_any_batch
+from tests.models.runner import PROMPTS, Runner, all_weights, bytes_of_weights, greedy, plain
+from tests.models.test_gguf import LARGE
+from weft.abi.errors import ModelLoadError, Unsupported
+from weft.config import Quantization
 from weft.kernels import dispatch
-from weft.kernels.base import Kernels
-from weft.kernels.quantize import dequantize, quantize
+from weft.kernels.block_weights import BlockWeight
+from weft.kernels.quantize import quantize
 from weft.models import loader
 from weft.models.loader import load_model
 from weft.models.random_checkpoints import write_tiny
 from weft.models.safetensors_files import SINGLE_FILE
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-PANELS = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
+KINDS = {
+    "int8": {"qkv": "Q8_0", "output": "Q8_0", "gate_up": "Q8_0", "down": "Q8_0"},
+    "int4": {"qkv": "Q4_K", "output": "Q4_K", "gate_up": "Q4_K", "down": "Q4_0"},
 }
-"""Sizes that packed weights have."""
-PROMPTS = [[5, 9, 200, 31, 7], [301], [44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56], [7, 7], [1, 2, 3] * 9]
-BATCHES = ([0], [1], [2], [3, 4, 0], [0, 1, 2, 3, 4], [4, 2])
+"""Types of blocks of a layer whose feed-forward part has 544 inputs."""
+BYTES = {"int8": 0.54, "int4": 0.3}
+"""Of a layer, compared with bfloat16, at most."""
+
+quantizations = pytest.mark.parametrize("quantization", ["int8", "int4"])
+dtypes = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+with_kernels = pytest.mark.skipif(
+    not dispatch.block_types("cpu", torch.float32), reason="without the library in C++ nothing is quantized"
+)
 
 
-def plain(prefer: str = "reference") -> Kernels:
-    return dispatch.select("cpu", torch.bfloat16, prefer={"*": prefer})
-
-
-def greedy(model, work, steps=12):
-    """Tokens that each prompt goes on with, all in one batch, and the logits of each step [steps, prompts, V]."""
-    runner = Runner(model)
-    sequences = [runner.open(len(prompt) + steps) for prompt in work]
-    tokens: list[list[int]] = [[] for _ in work]
-    news, kept = [list(prompt) for prompt in work], []
-    for _ in range(steps):
-        logits = [rows[-1] for rows in runner.run(list(zip(sequences, news, strict=True)))]
-        kept.append(torch.stack(logits))
-        news = [[int(row.argmax())] for row in logits]
-        for row, (token,) in zip(tokens, news, strict=True):
-            row.append(token)
-    return tokens, torch.stack(kept)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_projections_are_int8_and_nothing_else_is(tmp_path, dtype):
-    directory = write_tiny(tmp_path, "qwen2", dtype=torch.float32)
-    loaded = load_model(str(directory), dtype=dtype, quantization="int8", kernels=plain())
-    wanted = getattr(torch, dtype)
-    assert (loaded.spec.quantization, loaded.spec.dtype, loaded.model.kv_spec().dtype) == ("int8", wanted, wanted)
-    tensors = load_file(directory / SINGLE_FILE)
-    for index in range(3):
-        weights = loaded.model.provider.layer(index)
-        scaled = {"qkv", "output", "gate_up", "down"}
-        assert {name for name, weight in weights.items() if weight.dtype == torch.int8} == scaled
-        assert {name for name in weights if name.endswith("_scales")} == {f"{name}_scales" for name in scaled}
-        prefix = f"model.layers.{index}.self_attn."
-        values, scales = quantize(torch.cat([tensors[f"{prefix}{n}_proj.weight"] for n in "qkv"]))
-        assert torch.equal(weights["qkv"], values)
-        assert torch.equal(weights["qkv_scales"], scales)
-        assert weights["qkv_bias"].dtype == weights["mlp_norm"].dtype == wanted
-    shared = loaded.model.provider.shared
-    assert {weight.dtype for weight in shared.values()} == {wanted}
-    assert loaded.num_bytes == bytes_of_weights(directory, wanted, "int8")
-    assert loaded.num_bytes < bytes_of_weights(directory, wanted)
-
-
-def test_weight_bytes_are_those_of_the_loaded_model(tmp_path):
+def test_weight_bytes_are_those_of_the_loaded_model(tmp_path: Path) -> None:
     directory = write_tiny(tmp_path, tie_word_embeddings=True)
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
@@ -81,90 +45,77 @@ def test_weight_bytes_are_those_of_the_loaded_model(tmp_path):
         assert loaded.num_bytes == bytes_of_weights(directory, dtype)
 
 
-def test_quantized_some_rows_at_a_time_is_the_same(tmp_path, monkeypatch):
-    directory = write_tiny(tmp_path, "qwen3", shards=2)
-    whole = load_model(str(directory), quantization="int8", kernels=plain())
-    seen = []
+@with_kernels
+@quantizations
+def test_projections_are_quantized_and_nothing_else_is(quantization: Quantization, tmp_path: Path) -> None:
+    directory = write_tiny(tmp_path, "qwen2", **{**LARGE, "intermediate_size": 544}, dtype=torch.bfloat16)
+    kept = load_model(str(directory), dtype="bfloat16", kernels=plain()).model
+    loaded = load_model(str(directory), dtype="bfloat16", quantization=quantization, kernels=plain())
+    assert (loaded.spec.quantization, loaded.notice) == (quantization, None)
+    assert loaded.model.kv_spec().dtype == torch.bfloat16
+    assert {weight.dtype for weight in loaded.model.provider.shared.values()} == {torch.bfloat16}
+    for index in range(2):
+        weights, whole = loaded.model.provider.layer(index), kept.provider.layer(index)
+        kinds = {name: w.parts[0].kind for name, w in weights.items() if isinstance(w, BlockWeight)}
+        assert kinds == KINDS[quantization]
+        for name, kind in kinds.items():
+            assert torch.equal(weights[name].as_subclass(torch.Tensor), quantize(whole[name], kind).flatten())
+        assert weights["qkv_bias"].dtype == weights["mlp_norm"].dtype == torch.bfloat16
+    assert loaded.num_bytes == bytes_of_weights(directory, torch.bfloat16, quantization)
+    layers = loaded.num_bytes - sum(weight.nbytes for weight in loaded.model.provider.shared.values())
+    whole_bytes = sum(weight.nbytes for i in range(2) for weight in kept.provider.layer(i).values())
+    assert layers < BYTES[quantization] * whole_bytes
 
-    def count(weight):
+
+@with_kernels
+@quantizations
+def test_quantized_some_rows_at_a_time_is_the_same(
+    quantization: Quantization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write_tiny(tmp_path, "qwen3", **LARGE, shards=2)
+    whole = all_weights(load_model(str(directory), quantization=quantization).model)
+    seen: list[int] = []
+
+    def count(weight: torch.Tensor, kind: str) -> torch.Tensor:
         seen.append(weight.numel())
-        return quantize(weight)
+        return quantize(weight, kind)
 
-    monkeypatch.setattr(loader, "QUANTIZED_NUMBERS", 500)
+    monkeypatch.setattr(loader, "QUANTIZED_NUMBERS", 3000)
     monkeypatch.setattr(loader, "quantize", count)
-    again = load_model(str(directory), quantization="int8", kernels=plain())
-    assert max(seen) <= 500
-    for index in range(3):
-        for name, weight in whole.model.provider.layer(index).items():
-            assert torch.equal(weight, again.model.provider.layer(index)[name])
+    again = all_weights(load_model(str(directory), quantization=quantization).model)
+    assert max(seen) <= 3000
+    assert all(torch.equal(weight, again[name]) for name, weight in whole.items())
 
 
-def test_a_tensor_without_a_scale_is_refused_by_name(tmp_path):
-    directory = write_tiny(tmp_path)
-    tensors = load_file(directory / SINGLE_FILE)
-    name = "model.layers.2.mlp.up_proj.weight"
-    tensors[name][3, 4] = math.nan
-    save_file(tensors, directory / SINGLE_FILE)
-    load_model(str(directory))
-    with pytest.raises(ModelLoadError) as caught:
-        load_model(str(directory), quantization="int8")
-    assert name in caught.value.message
-    assert "not finite" in caught.value.message
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_the_model_is_that_of_the_dequantized_checkpoint(tmp_path, family):
-    """In float64, where nothing else is rounded: the same logits as a checkpoint that holds what int8 stands for."""
-    directory = write_tiny(tmp_path / "given", family, dtype=torch.float64)
-    tensors = load_file(directory / SINGLE_FILE)
-    for name, tensor in tensors.items():
-        if name.endswith(tuple(f"{projection}.weight" for projection in PROJECTIONS)):
-            tensors[name] = dequantize(*quantize(tensor), torch.float64)
-    twin = write_tiny(tmp_path / "twin", family, dtype=torch.float64)
-    save_file(tensors, twin / SINGLE_FILE)
-    expected, expected_logits = greedy(load_model(str(twin)).model, PROMPTS)
-    _, unquantized_logits = greedy(load_model(str(directory)).model, PROMPTS)
-    assert (unquantized_logits - expected_logits).abs().max() > 1e-3  # quantization can be seen
-    for kernels in (None, plain(), plain("torch")):
-        model = load_model(str(directory), quantization="int8", kernels=kernels).model
-        tokens, logits = greedy(model, PROMPTS)
-        assert tokens == expected
-        torch.testing.assert_close(logits, expected_logits, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("quantization", [None, "int8"])
-def test_logits_in_bfloat16_are_near_those_of_the_reference(tmp_path, quantization):
-    directory = write_tiny(tmp_path, **PANELS, dtype=torch.bfloat16)
-    options = {"dtype": "bfloat16", "quantization": quantization}
-    reference = Runner(load_model(str(directory), kernels=plain(), **options).model)
-    chosen = Runner(load_model(str(directory), **options).model)
+@with_kernels
+@quantizations
+@dtypes
+def test_logits_are_near_those_of_the_reference(quantization: Quantization, dtype: str, tmp_path: Path) -> None:
+    directory = write_tiny(tmp_path, "llama", **LARGE)
+    options = {"dtype": dtype, "quantization": quantization}
+    reference = Runner(load_model(str(directory), kernels=plain(), **options).model)  # type: ignore[arg-type]
+    chosen = Runner(load_model(str(directory), **options).model)  # type: ignore[arg-type]
     for prompt in PROMPTS:
         (expected,) = reference.run([(reference.open(64), prompt)])
         (got,) = chosen.run([(chosen.open(64), prompt)])
         assert ((got - expected).abs() <= 0.05 * expected.abs().max()).all()
 
 
-PACKED = dispatch.int8_note("cpu", torch.bfloat16) == "int8: C++, packed"
+@with_kernels
+@quantizations
+@dtypes
+def test_a_sequence_gets_the_same_in_any_batch(quantization: Quantization, dtype: str, tmp_path: Path) -> None:
+    directory = write_tiny(tmp_path, "qwen3", **LARGE)
+    model = load_model(str(directory), dtype=dtype, quantization=quantization).model  # type: ignore[arg-type]
+    check_any_batch(model, best_kernels(), dtype)
 
 
-@pytest.mark.skipif(not PACKED, reason="without packed int8 weights, a row's bits may depend on its batch")
-def test_in_bfloat16_a_sequence_gets_the_same_in_any_batch(tmp_path):
-    directory = write_tiny(tmp_path, **PANELS, dtype=torch.bfloat16)
-    model = load_model(str(directory), dtype="bfloat16", quantization="int8").model
-    assert model.provider.layer(0)["qkv"].dim() == 4
-    alone = [greedy(model, [prompt]) for prompt in PROMPTS]
-    for batch in BATCHES:
-        tokens, logits = greedy(model, [PROMPTS[i] for i in batch])
-        assert tokens == [alone[i][0][0] for i in batch]
-        for column, i in enumerate(batch):
-            assert torch.equal(logits[:, column], alone[i][1][:, 0])
-
-
-@pytest.mark.parametrize("quantization", [None, "int8"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_block_as_one_is_its_two_halves(tmp_path, dtype, quantization):
-    directory = write_tiny(tmp_path, "qwen2", **PANELS)
-    model = load_model(str(directory), dtype=dtype, quantization=quantization).model
+@with_kernels
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@dtypes
+def test_a_block_as_one_is_its_two_halves(quantization: Quantization | None, dtype: str, tmp_path: Path) -> None:
+    directory = write_tiny(tmp_path, "qwen2", **LARGE)
+    model = load_model(str(directory), dtype=dtype, quantization=quantization).model  # type: ignore[arg-type]
     whole, _ = greedy(model, PROMPTS)
 
     class Halves:
@@ -177,3 +128,28 @@ def test_a_block_as_one_is_its_two_halves(tmp_path, dtype, quantization):
     model._layers = [Halves(layer) for layer in model.layers]
     halves, _ = greedy(model, PROMPTS)
     assert halves == whole
+
+
+@quantizations
+def test_a_quantization_that_no_kernel_takes_is_refused(quantization: Quantization, tmp_path: Path) -> None:
+    large = write_tiny(tmp_path / "large", **LARGE)
+    for dtype in ("float64", "float16"):
+        words = rf"{quantization} needs the kernels in C\+\+ on a CPU.* the dtype {dtype}"
+        with pytest.raises(Unsupported, match=words):
+            load_model(str(large), dtype=dtype, quantization=quantization)  # type: ignore[arg-type]
+
+
+@with_kernels
+@quantizations
+def test_what_cannot_be_quantized_is_refused_by_name(quantization: Quantization, tmp_path: Path) -> None:
+    small = write_tiny(tmp_path / "small")
+    with pytest.raises(Unsupported, match=r"self_attn.q_proj.weight, .* are 80 outputs of 48 inputs together"):
+        load_model(str(small), quantization=quantization)
+    directory = write_tiny(tmp_path / "large", **LARGE)
+    tensors = load_file(directory / SINGLE_FILE)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name][3, 4] = math.nan
+    save_file(tensors, directory / SINGLE_FILE)
+    load_model(str(directory))
+    with pytest.raises(ModelLoadError, match=rf"{name} cannot be quantized: .* not finite"):
+        load_model(str(directory), quantization=quantization)

@@ -119,7 +119,7 @@ def test_tensors_of_a_matrix_may_be_in_several_files(tmp_path: Path) -> None:
 
 def test_the_dtype_of_computing_is_a_setting(tmp_path: Path) -> None:
     packed, plain = write_quantized(tmp_path, *CASES["gptq"][:2])
-    for options in ({"dtype": "bfloat16"}, {"dtype": "float64"}, {"quantization": "int8"}):
+    for options in ({"dtype": "bfloat16"}, {"dtype": "float64"}):
         assert torch.equal(logits(packed, **options), logits(plain, **options))
 
 
@@ -217,11 +217,9 @@ def test_expansion_is_announced(tmp_path: Path) -> None:
     assert notice is not None
     assert notice.startswith("GPTQ int4 expanded to float32, as no kernel computes on such matrices: ")
     packed, _ = write_quantized(tmp_path / "int8", *CASES["int8"][:2])
-    notice = load_model(str(packed), dtype="bfloat16", quantization="int8").notice
+    notice = load_model(str(packed), dtype="bfloat16").notice
     assert notice is not None
-    assert notice.startswith(
-        "compressed-tensors int8 expanded to int8 and bfloat16, as no kernel computes on such matrices"
-    )
+    assert notice.startswith("compressed-tensors int8 expanded to bfloat16, as no kernel computes on such matrices")
     assert "; activations in bfloat16, where the checkpoint was made for fewer bits: " in notice
     settings = {**CASES["float8-tensor"][1], "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
     packed, _ = write_quantized(tmp_path / "kv", CASES["float8-tensor"][0], settings)

@@ -9,9 +9,8 @@ import torch
 
 from tests.models.any_batch import best_kernels, check_any_batch
 from tests.models.quantized_writing import CASES, write_quantized
-from tests.models.runner import Runner, bytes_of_weights
-from tests.models.test_gguf_blocks import all_weights, matrix_of
-from tests.models.test_quantization import plain
+from tests.models.runner import Runner, all_weights, bytes_of_weights, plain
+from tests.models.test_gguf_blocks import matrix_of
 from weft.kernels import dispatch
 from weft.kernels.block_weights import BlockWeight
 from weft.kernels.quantized_blocks import expand

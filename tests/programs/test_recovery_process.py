@@ -31,7 +31,7 @@ PATIENCE_S = 240
 def is_packed(dtype: str) -> bool:
     """Whether this machine's kernels pack an embedding of this dtype, which is the head's weight too."""
     kernels, number = ops.best(), getattr(torch, dtype)
-    return isinstance(kernels, ops.CpuKernels) and kernels.packs(number, number)
+    return isinstance(kernels, ops.CpuKernels) and kernels.packs(number)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -186,7 +186,7 @@ def plan(config: EngineConfig) -> dict[str, Any]:
         "architecture": spec.architecture,
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
-        "quantization": _quantization_note(config, device, dtype),
+        "quantization": _quantization_note(config, device),
         "threads": kernel_threads(config.threads, usable_cores()),
         "kernels": [f"{choice.operation}: {choice.chosen}" for choice in choices],
         "kernels_note": choices[0].note or "none",
@@ -205,12 +205,12 @@ def plan(config: EngineConfig) -> dict[str, Any]:
     }
 
 
-def _quantization_note(config: EngineConfig, device: Any, dtype: Any) -> str:
+def _quantization_note(config: EngineConfig, device: Any) -> str:
     from weft.kernels import dispatch
 
-    if config.quantization == "int4":
-        return "int4: C++, activations in 8 bits" if dispatch.rounds_activations(device) else "int4: Triton"
-    return "none" if config.quantization is None else dispatch.int8_note(device, dtype)
+    if config.quantization is None:
+        return "none"
+    return f"{config.quantization}: {'C++, activations in 8 bits' if dispatch.rounds_activations(device) else 'Triton'}"
 
 
 def _measured(config: EngineConfig, checkpoint: Checkpoint) -> list[str]:
@@ -219,7 +219,7 @@ def _measured(config: EngineConfig, checkpoint: Checkpoint) -> list[str]:
 
     from weft.core.cost.model import StepShape
     from weft.engine.profiles import find_profile, profile_path
-    from weft.models.footprint import supports_int4, with_settings
+    from weft.models.footprint import supports, with_settings
     from weft.worker.build import choose_device
     from weft.worker.identity import identify_spec
 
@@ -227,7 +227,7 @@ def _measured(config: EngineConfig, checkpoint: Checkpoint) -> list[str]:
     lines = []
     quantizations: tuple[Quantization | None, ...] = (None, "int8", "int4")
     for dtype, quantization in product((torch.bfloat16, torch.float16, torch.float32), quantizations):
-        if quantization == "int4" and not supports_int4(device, dtype):
+        if quantization is not None and not supports(quantization, device, dtype):
             continue
         loaded = with_settings(checkpoint, dtype, device, quantization, config.quantized_blocks)
         identity = identify_spec(config, loaded)

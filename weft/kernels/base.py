@@ -62,13 +62,12 @@ class NormedSum(NamedTuple):
 class PackWeight(Protocol):
     """The weight of a `Linear`, rearranged for it once, when it is loaded."""
 
-    def __call__(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(self, weight: Tensor) -> Tensor:
         """weight [O, I] -> the same numbers in the order that the same implementation's `linear` reads best.
 
-        `weight` may be int8, as `quantize.quantize` makes it: then `dtype` is that of the rows it will be multiplied
-        with, and its scales stay as they are. The result is `weight` itself where it cannot do better; else a tensor of
-        another number of dimensions, which only that implementation's `linear` and `take_rows` read. It may also be a
-        `BlockWeight`, and so is then the result.
+        The result is `weight` itself where it cannot do better; else a tensor of another number of dimensions, which
+        only that implementation's `linear` and `take_rows` read. `weight` may also be a `BlockWeight`, and so is then
+        the result.
         """
         ...
 
@@ -84,22 +83,14 @@ class TakeRows(Protocol):
 
 
 class Linear(Protocol):
-    """`x @ weight.T (* scales) (+ bias) (+ residual)`."""
+    """`x @ weight.T (+ bias) (+ residual)`."""
 
-    def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        scales: Tensor | None = None,
-    ) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """x [T, I], weight [O, I], bias [O] or None, residual [T, O] or None -> [T, O].
 
-        With `scales`, float32 [O], `weight` is int8 and `weight[o, i] * scales[o]` is what it stands for: activations
-        are not quantized. `weight` may also be what `pack_weight` made of it, or a `BlockWeight`: rows of x meet it in
-        8 bits (`block_weights.quantize_rows`), or as they are where `dispatch.rounds_activations` says so. `residual`
-        is consumed: the result may be written over it.
+        `weight` may also be what `pack_weight` made of it, or a `BlockWeight`: rows of x meet it in 8 bits
+        (`block_weights.quantize_rows`), or as they are where `dispatch.rounds_activations` says so. `residual` is
+        consumed: the result may be written over it.
         """
         ...
 
@@ -108,13 +99,7 @@ class LinearRmsNorm(Protocol):
     """A `Linear` with a residual and the `RmsNorm` of what it gives: from one half of a block to the other."""
 
     def __call__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        residual: Tensor,
-        norm: Norm,
-        bias: Tensor | None = None,
-        scales: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, residual: Tensor, norm: Norm, bias: Tensor | None = None
     ) -> NormedSum:
         """x [T, I], residual [T, O], norm of O, the others as in `Linear`. `residual` is consumed.
 
@@ -177,11 +162,10 @@ class SiluMul(Protocol):
 class GatedLinear(Protocol):
     """`SiluMul` of a `Linear`: the first two thirds of a gated feed-forward block (Shazeer, 2020)."""
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, H], weight [2 I, H] or what `pack_weight` made of it, gates first, bias [2 I] or None -> [T, I].
 
-        `scales` [2 I] are those of an int8 weight, as in `Linear`. The product is rounded to x's dtype before the
-        activation, as if it had been a tensor.
+        The product is rounded to x's dtype before the activation, as if it had been a tensor.
         """
         ...
 

@@ -19,7 +19,6 @@ from weft.kernels.base import Kernels
 from weft.kernels.block_weights import BLOCK_TYPES
 from weft.kernels.cpu import ops as cpu_ops
 from weft.kernels.cpu.sampling import CpuSampling
-from weft.kernels.cpu.tensors import thin_rows
 from weft.kernels.triton import support as triton_support
 
 
@@ -133,22 +132,6 @@ def describe(device: torch.device | str = "cpu", dtype: torch.dtype = torch.floa
     return choices
 
 
-def int8_note(device: torch.device | str, dtype: torch.dtype) -> str:
-    """For people: what computes products of `dtype` with int8 weights on `device`."""
-    target = torch.device(device)
-    chosen = _choose("linear", target, dtype, None).name
-    if chosen == triton_support.NAME:
-        return "int8: Triton for a few rows, torch with widened weights for more"
-    compiled = cpu_ops.best()
-    if chosen == cpu_ops.NAME and not isinstance(compiled, Exception):
-        if compiled.packs(dtype, torch.int8):
-            return "int8: C++, packed"
-        rows = thin_rows(compiled.level, dtype, quantized=True)
-        if rows:
-            return f"int8: C++ for up to {rows} rows, torch with widened weights for more"
-    return "int8: torch with widened weights"
-
-
 def block_types(device: torch.device | str, dtype: torch.dtype) -> frozenset[str]:
     """Types of `kernels.quantized_blocks` that `linear` reads as they are, with activations of `dtype`. Weights of all
     other types are expanded when they are loaded."""
@@ -182,7 +165,7 @@ def computes_well(device: torch.device | str, dtype: torch.dtype) -> bool:
         return dtype == torch.float16 or torch.cuda.get_device_capability(target) >= (8, 0)
     if target.type == "cpu" and dtype == torch.bfloat16:
         compiled = cpu_ops.best()
-        packs = not isinstance(compiled, Exception) and compiled.packs(dtype, dtype)
+        packs = not isinstance(compiled, Exception) and compiled.packs(dtype)
         return packs or _torch_has_bfloat16()
     return False
 

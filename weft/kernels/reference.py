@@ -24,7 +24,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def pack_weight(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def pack_weight(weight: Tensor) -> Tensor:
     """Rearrange a weight [O, I] for this variant's `linear`, in plain torch. Contract: `base.PackWeight`."""
     return weight
 
@@ -36,22 +36,13 @@ def take_rows(weight: Tensor, indices: Tensor, dtype: torch.dtype | None = None)
     return weight.index_select(0, indices)
 
 
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    scales: Tensor | None = None,
-) -> Tensor:
-    """x [T, I] times weight [O, I] to [T, O], in plain torch. Contract: `base.Linear`. An int8 weight is exact in every
-    dtype, so its scale meets the sum, not each product."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """x [T, I] times weight [O, I] to [T, O], in plain torch. Contract: `base.Linear`."""
     accumulate = wide(x.dtype)
     if isinstance(weight, BlockWeight):
         out = block_product(x, weight)
     else:
         out = x.to(accumulate) @ weight.to(accumulate).T
-    if scales is not None:
-        out = out * scales.to(accumulate)
     if bias is not None:
         out = out + bias.to(accumulate)
     if residual is not None:
@@ -66,16 +57,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * normed.to(x.dtype)
 
 
-def linear_rms_norm(
-    x: Tensor,
-    weight: Tensor,
-    residual: Tensor,
-    norm: Norm,
-    bias: Tensor | None = None,
-    scales: Tensor | None = None,
-) -> NormedSum:
+def linear_rms_norm(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm, bias: Tensor | None = None) -> NormedSum:
     """Linear with residual, and its RMS norm: two tensors [T, O], in plain torch. Contract: `base.LinearRmsNorm`."""
-    total = linear(x, weight, bias, residual, scales)
+    total = linear(x, weight, bias, residual)
     return NormedSum(total, rms_norm(total, norm.weight, norm.eps))
 
 
@@ -183,9 +167,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, H] times weight [2 I, H], gated to [T, I], in plain torch. Contract: `base.GatedLinear`."""
-    return silu_mul(linear(x, weight, bias, scales=scales))
+    return silu_mul(linear(x, weight, bias))
 
 
 def no_block(shape: BlockShape, weights: Mapping[str, Tensor]) -> Block | None:

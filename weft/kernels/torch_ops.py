@@ -14,33 +14,19 @@ from weft.kernels import reference
 from weft.kernels.base import HeadNorm, HeadShape, Kernels, Norm, NormedSum
 from weft.kernels.batch import AttentionBatch
 from weft.kernels.block_weights import BlockWeight
-from weft.kernels.quantize import dequantize
 from weft.kernels.torch_attention import attention
 
 NAME = "torch"
 
-DEQUANTIZED_BYTES = 1 << 20
-"""Of an int8 weight, what is widened at a time on a CPU: its product then reads it from a core's cache."""
 ROTATED_TOKENS = 64
 """Tokens whose heads are normalised and rotated at a time: their float32 copy then stays in a core's cache."""
 
 
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    scales: Tensor | None = None,
-) -> Tensor:
-    """x [T, I] times weight [O, I] to [T, O], in torch. Contract: `base.Linear`. Values of an int8 weight are rounded
-    to x's dtype, with their scale."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """x [T, I] times weight [O, I] to [T, O], in torch. Contract: `base.Linear`."""
     if isinstance(weight, BlockWeight):
         return reference.linear(x, weight, bias, residual)
-    if scales is not None:
-        out = _quantized_product(x, weight, scales)
-        if bias is not None:
-            out += bias
-    elif x.shape[0] == 1 and x.device.type == "cpu":
+    if x.shape[0] == 1 and x.device.type == "cpu":
         # A matrix-vector product reads weights 1.3 times as fast as the matrix product that `F.linear` calls.
         out = torch.mv(weight, x[0])[None]
         if bias is not None:
@@ -50,17 +36,6 @@ def linear(
     return out if residual is None else residual.add_(out)
 
 
-def _quantized_product(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """x [T, I] @ (weight * scales).T, so many rows of the weight at a time that their wide copy is small."""
-    outputs, inputs = weight.shape
-    out = x.new_empty(x.shape[0], outputs)
-    block = outputs if x.device.type != "cpu" else max(16, DEQUANTIZED_BYTES // (inputs * x.element_size()))
-    for begin in range(0, outputs, block):
-        rows = slice(begin, begin + block)
-        out[:, rows] = x @ dequantize(weight[rows], scales[rows], x.dtype).T
-    return out
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMS norm over the last dimension, in torch. Contract: `base.RmsNorm`."""
     # A widened copy that is scaled in place beats both `F.rms_norm` and products of mixed dtypes.
@@ -68,16 +43,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _norm_in_place(widened, weight, eps).to(x.dtype)
 
 
-def linear_rms_norm(
-    x: Tensor,
-    weight: Tensor,
-    residual: Tensor,
-    norm: Norm,
-    bias: Tensor | None = None,
-    scales: Tensor | None = None,
-) -> NormedSum:
+def linear_rms_norm(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm, bias: Tensor | None = None) -> NormedSum:
     """Linear with residual, and its RMS norm: two tensors [T, O], in torch. Contract: `base.LinearRmsNorm`."""
-    total = linear(x, weight, bias, residual, scales)
+    total = linear(x, weight, bias, residual)
     return NormedSum(total, rms_norm(total, norm.weight, norm.eps))
 
 
@@ -155,9 +123,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, H] times weight [2 I, H], gated to [T, I], in torch. Contract: `base.GatedLinear`."""
-    return silu_mul(linear(x, weight, bias, scales=scales))
+    return silu_mul(linear(x, weight, bias))
 
 
 KERNELS = Kernels(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from weft.abi.errors import ConfigError, Unsupported
 from weft.config import Quantization, QuantizedBlocks
 from weft.kernels import dispatch
 from weft.kernels.block_weights import BlockPart, can_pack, merged, packed_size
-from weft.kernels.quantize_int4 import int4_kind
+from weft.kernels.quantize import KINDS, block_kind
 from weft.models.base import ModelSpec
 from weft.models.checkpoint import Checkpoint
 from weft.models.layers.weights import WeightTarget
@@ -30,16 +29,12 @@ class WeightAllocation(NamedTuple):
     dtype: torch.dtype
 
 
-def allocations(target: WeightTarget, spec: ModelSpec) -> Iterator[WeightAllocation]:
-    """The weight, and its scales if it is quantized. Of one in blocks, the bytes that it takes when it is packed."""
+def allocation(target: WeightTarget, spec: ModelSpec) -> WeightAllocation:
+    """The weight. Of one in blocks, the bytes that it takes when it is packed."""
     if target.blocks:
         size = sum(packed_size(part, target.shape[1]) for part in merged(target.blocks))
-        yield WeightAllocation(target.name, (size,), torch.uint8)
-    elif target.scales is None or spec.quantization is None:
-        yield WeightAllocation(target.name, target.shape, spec.dtype)
-    else:
-        yield WeightAllocation(target.name, target.shape, torch.int8)
-        yield WeightAllocation(target.scales, target.shape[:1], torch.float32)
+        return WeightAllocation(target.name, (size,), torch.uint8)
+    return WeightAllocation(target.name, target.shape, spec.dtype)
 
 
 def weight_targets(checkpoint: Checkpoint, spec: ModelSpec) -> list[list[WeightTarget]]:
@@ -52,8 +47,8 @@ def weight_targets(checkpoint: Checkpoint, spec: ModelSpec) -> list[list[WeightT
 
 def weight_bytes(checkpoint: Checkpoint, spec: ModelSpec) -> int:
     """Bytes that the weights take in memory in the dtype and quantization of `spec`, scales included."""
-    targets = (target for group in weight_targets(checkpoint, spec) for target in group)
-    return sum(math.prod(a.shape) * a.dtype.itemsize for target in targets for a in allocations(target, spec))
+    made = [allocation(target, spec) for group in weight_targets(checkpoint, spec) for target in group]
+    return sum(math.prod(one.shape) * one.dtype.itemsize for one in made)
 
 
 def with_settings(
@@ -64,12 +59,12 @@ def with_settings(
     quantized_blocks: QuantizedBlocks = "auto",
 ) -> ModelSpec:
     """The spec of the checkpoint when it is loaded so. Blocks stay as they are if kernels multiply with them, unless
-    weights are to be quantized otherwise. Raises `Unsupported` for int4 where there are no kernels for it."""
+    weights are to be quantized otherwise. Raises `Unsupported` for a quantization that no kernels compute."""
     kept: set[str] = set()
-    if quantization == "int4" and not supports_int4(device, dtype):
+    if quantization is not None and not supports(quantization, device, dtype):
         raise Unsupported(
-            "quantization int4 needs the kernels in C++ on a CPU, with dtype float32 or bfloat16, or those in Triton; "
-            f"the device is {torch.device(device).type}, the dtype {str(dtype).removeprefix('torch.')}"
+            f"quantization {quantization} needs the kernels in C++ on a CPU, with dtype float32 or bfloat16, or those "
+            f"in Triton; the device is {torch.device(device).type}, the dtype {str(dtype).removeprefix('torch.')}"
         )
     if quantization is None and quantized_blocks == "auto":
         stored = {info.blocks for info in checkpoint.tensors().values() if info.blocks is not None}
@@ -77,9 +72,9 @@ def with_settings(
     return replace(checkpoint.spec, dtype=dtype, quantization=quantization, block_types=tuple(sorted(kept)))
 
 
-def supports_int4(device: torch.device | str, dtype: torch.dtype) -> bool:
-    """Whether kernels multiply with weights of 4 bits."""
-    return {"Q4_K", "Q4_0"} <= dispatch.block_types(device, dtype)
+def supports(quantization: Quantization, device: torch.device | str, dtype: torch.dtype) -> bool:
+    """Whether kernels multiply with weights that are quantized so."""
+    return KINDS[quantization] <= dispatch.block_types(device, dtype)
 
 
 def storage_notice(checkpoint: Checkpoint, spec: ModelSpec, device: torch.device | str) -> str | None:
@@ -134,8 +129,8 @@ def _why_expanded(blocks: str, spec: ModelSpec, device: torch.device | str) -> s
 def _as_stored(target: WeightTarget, checkpoint: Checkpoint, spec: ModelSpec) -> WeightTarget:
     sources = tuple(source._replace(name=checkpoint.stored_name(source.name)) for source in target.sources)
     target = target._replace(sources=sources)
-    if spec.quantization == "int4" and target.scales is not None:
-        return target._replace(blocks=(_int4_part(target),), packed=True)
+    if spec.quantization is not None and target.quantized:
+        return target._replace(blocks=(_quantized_part(target, spec.quantization),), packed=True)
     if not spec.block_types or len(target.shape) != 2:
         return target
     tensors = checkpoint.tensors()
@@ -145,14 +140,14 @@ def _as_stored(target: WeightTarget, checkpoint: Checkpoint, spec: ModelSpec) ->
     return target._replace(blocks=parts, packed=True) if fit else target
 
 
-def _int4_part(target: WeightTarget) -> BlockPart:
+def _quantized_part(target: WeightTarget, quantization: Quantization) -> BlockPart:
     rows, inputs = target.shape
-    part = BlockPart(int4_kind(inputs), rows)
+    part = BlockPart(block_kind(quantization, inputs), rows)
     if not can_pack(part, inputs):
         names = ", ".join(source.name for source in target.sources)
         raise Unsupported(
-            f"quantization int4 takes matrices whose outputs and inputs are multiples of 32; {names} are {rows} "
-            f"outputs of {inputs} inputs together"
+            f"quantization {quantization} takes matrices whose outputs and inputs are multiples of 32; {names} "
+            f"are {rows} outputs of {inputs} inputs together"
         )
     return part
 
@@ -164,15 +159,12 @@ def require_memory(
     needed = weight_bytes(checkpoint, spec)
     if needed <= free_bytes:
         return
-    others = [
-        with_settings(checkpoint, spec.dtype, device),
-        with_settings(checkpoint, torch.bfloat16, device),
-        with_settings(checkpoint, spec.dtype, device, "int8"),
-        with_settings(checkpoint, torch.bfloat16, device, "int8"),
-    ]
-    if _takes_int4(checkpoint, spec):
-        dtypes = [dtype for dtype in (spec.dtype, torch.bfloat16) if supports_int4(device, dtype)]
-        others += [with_settings(checkpoint, dtype, device, "int4") for dtype in dtypes]
+    dtypes = (spec.dtype, torch.bfloat16)
+    others = [with_settings(checkpoint, dtype, device) for dtype in dtypes]
+    quantizations: tuple[Quantization, ...] = ("int8", "int4")
+    for quantization in quantizations if _can_quantize(checkpoint, spec) else ():
+        fit = [dtype for dtype in dtypes if supports(quantization, device, dtype)]
+        others += [with_settings(checkpoint, dtype, device, quantization) for dtype in fit]
     sizes = [(weight_bytes(checkpoint, other), other) for other in others]
     fitting = [(size, other) for size, other in sizes if size <= free_bytes]
     if fitting:
@@ -187,7 +179,8 @@ def require_memory(
     )
 
 
-def _takes_int4(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
+def _can_quantize(checkpoint: Checkpoint, spec: ModelSpec) -> bool:
+    """Whether its matrices have the shapes that quantizations take, which are the same for all."""
     try:
         weight_targets(checkpoint, replace(spec, quantization="int4", block_types=()))
     except Unsupported:

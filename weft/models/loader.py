@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,12 +28,11 @@ from weft.kernels import dispatch
 from weft.kernels.base import Kernels
 from weft.kernels.block_weights import BlockPart, BlockWeight, merged, stored_size
 from weft.kernels.quantize import quantize
-from weft.kernels.quantize_int4 import quantize_int4
 from weft.models.base import LanguageModel, ModelSpec, ResidentWeights
 from weft.models.checkpoint import Checkpoint, TensorInfo
 from weft.models.config_json import DTYPES
 from weft.models.footprint import (
-    allocations,
+    allocation,
     require_memory,
     storage_notice,
     weight_bytes,
@@ -45,7 +44,6 @@ from weft.models.layers.weights import WeightTarget
 from weft.models.safetensors_checkpoint import EMBEDDING, HEAD, SafetensorsCheckpoint
 from weft.models.safetensors_files import FLOATS, some
 
-Q = TypeVar("Q")
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes to read)."""
 
@@ -86,12 +84,10 @@ class _Slice(NamedTuple):
 
     weight: Tensor
     first: int
-    scales: Tensor | None
-    """[rows of `weight`], where it is quantized."""
     in_blocks: bool = False
     """Whether `weight` is the bytes of quantized blocks, [rows, bytes of a row], as the checkpoint has them."""
-    to_int4: bool = False
-    """Whether it is such bytes, made of what the checkpoint has."""
+    quantized_to: str | None = None
+    """The type of blocks whose bytes it is, made of what the checkpoint has."""
 
 
 def load_model(
@@ -172,51 +168,48 @@ def _load_weights(
     copy = _Copy(checkpoint, [target for target, _ in places], progress)
     places.sort(key=lambda place: copy.place_on_disk(place[0]))
     for target, weights in places:
-        made = _allocate(target, spec, device)
-        copy(_slices(target, made, spec))
+        weight = _allocate(target, spec, device)
+        copy(_slices(target, weight, spec))
         if spec.tie_embeddings and target.name == "embedding":
-            _check_tied(checkpoint, made["embedding"])
-        if target.packed:
-            # The only reference to the weight: it is freed before the next one is read.
-            made[target.name] = kernels.pack_weight(made.pop(target.name), spec.dtype)
-        weights.update(made)
+            _check_tied(checkpoint, weight)
+        # What was read is freed before the next one is.
+        weights[target.name] = kernels.pack_weight(weight) if target.packed else weight
+        del weight
     return ResidentWeights(loaded[0], loaded[1:])
 
 
-def _slices(target: WeightTarget, made: dict[str, Tensor], spec: ModelSpec) -> dict[str, _Slice]:
+def _slices(target: WeightTarget, weight: Tensor, spec: ModelSpec) -> dict[str, _Slice]:
     """Where each tensor of the checkpoint goes that the weight consists of."""
     if target.blocks:
-        return _slices_of_blocks(target, made[target.name], spec)
+        return _slices_of_blocks(target, weight, spec)
     slices: dict[str, _Slice] = {}
     first = 0
-    scales = None if target.scales is None else made.get(target.scales)
     for source in target.sources:
-        slices[source.name] = _Slice(made[target.name], first, scales)
+        slices[source.name] = _Slice(weight, first)
         first += source.rows
     return slices
 
 
 def _slices_of_blocks(target: WeightTarget, weight: Tensor, spec: ModelSpec) -> dict[str, _Slice]:
     """The sources of a weight in quantized blocks lie one after the other."""
-    to_int4 = spec.quantization == "int4"
-    kinds = [target.blocks[0].kind] * len(target.sources) if to_int4 else [part.kind for part in target.blocks]
+    quantized_to = None if spec.quantization is None else target.blocks[0].kind
+    kinds = [quantized_to] * len(target.sources) if quantized_to else [part.kind for part in target.blocks]
     sizes = [
         stored_size(BlockPart(kind, source.rows), target.shape[1])
         for kind, source in zip(kinds, target.sources, strict=True)
     ]
     parts = zip(target.sources, torch.split(weight, sizes), strict=True)
-    return {s.name: _Slice(data.view(s.rows, -1), 0, None, not to_int4, to_int4) for s, data in parts}
+    return {s.name: _Slice(data.view(s.rows, -1), 0, quantized_to is None, quantized_to) for s, data in parts}
 
 
-def _allocate(target: WeightTarget, spec: ModelSpec, device: torch.device) -> dict[str, Tensor]:
-    """A weight and its scales, uninitialized; of one in blocks, the bytes before they are packed."""
+def _allocate(target: WeightTarget, spec: ModelSpec, device: torch.device) -> Tensor:
+    """A weight, uninitialized; of one in blocks, the bytes before they are packed."""
     if not target.blocks:
-        return {
-            name: torch.empty(shape, dtype=dtype, device=device) for name, shape, dtype in allocations(target, spec)
-        }
+        _, shape, dtype = allocation(target, spec)
+        return torch.empty(shape, dtype=dtype, device=device)
     size = sum(stored_size(part, target.shape[1]) for part in target.blocks)
     data = torch.empty(size, dtype=torch.uint8, device=device)
-    return {target.name: BlockWeight.of(data, merged(target.blocks), target.shape[1])}
+    return BlockWeight.of(data, merged(target.blocks), target.shape[1])
 
 
 class _Copy:
@@ -237,31 +230,27 @@ class _Copy:
         tensors = self._tensors
         in_blocks = {name for name, part in slices.items() if part.in_blocks}
         for name, start, values in self._checkpoint.pieces(slices, in_blocks):
-            weight, first, scales, _, to_int4 = slices[name]
+            weight, first, _, quantized_to = slices[name]
             rows = slice(first + start, first + start + len(values))
             where = f"{tensors[name].file}: tensor {name}"
-            if to_int4:
-                for part, blocks in _quantized(where, values, quantize_int4):
-                    weight[rows][part].copy_(blocks)
-            elif scales is None:
+            if quantized_to is None:
                 weight[rows].copy_(values)
             else:
-                for part, quantized in _quantized(where, values, quantize):
-                    weight[rows][part].copy_(quantized.values)
-                    scales[rows][part].copy_(quantized.scales)
+                for part, blocks in _quantized(where, values, quantized_to):
+                    weight[rows][part].copy_(blocks)
             if self._progress is not None:
                 read, size = start + len(values), tensors[name].shape[0]
                 self._progress(self._read + tensors[name].num_bytes * read // size, self._total)
                 self._read += tensors[name].num_bytes if read == size else 0
 
 
-def _quantized(name: str, tensor: Tensor, convert: Callable[[Tensor], Q]) -> Iterator[tuple[slice, Q]]:
-    """A tensor [O, I] as `convert` makes it, a few rows at a time: which rows, and what they became."""
+def _quantized(name: str, tensor: Tensor, kind: str) -> Iterator[tuple[slice, Tensor]]:
+    """A tensor [O, I] in blocks, a few rows at a time: which rows, and what they became."""
     step = max(1, QUANTIZED_NUMBERS // tensor.shape[1])
     for first in range(0, len(tensor), step):
         rows = slice(first, first + step)
         try:
-            made = convert(tensor[rows])
+            made = quantize(tensor[rows], kind)
         except ValueError as error:
             raise ModelLoadError(f"{name} cannot be quantized: {error}") from error
         yield rows, made

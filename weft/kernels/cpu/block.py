@@ -7,7 +7,7 @@ operations. What happens in the call is in `src/block.h`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +54,7 @@ def _block_matrix(
     one_call = name != "gate_up" or gates_in_one_call(weight)
     parts = parts_of(weight)
     fields = Product(
-        *(None, None if bias is None else bias.data_ptr(), None, weight.outputs, one_call),
+        *(None, None if bias is None else bias.data_ptr(), weight.outputs, one_call),
         *(parts, len(parts), vnni),
     )
     return _Matrix(fields, weight.outputs, weight.inputs, float("inf"))
@@ -87,14 +87,12 @@ class CpuBlock:
         cls,
         call: Callable[..., None],
         level: Level,
-        packs: Container[tuple[torch.dtype, torch.dtype]],
         shape: BlockShape,
         weights: Mapping[str, Tensor],
         *,
         vnni: bool = False,
     ) -> CpuBlock | None:
-        """`call` is `weft_block`; `packs` are the dtypes (of x, of a weight) of its products with packed weights;
-        `vnni` as of `CpuKernels`.
+        """`call` is `weft_block`; `vnni` as of `CpuKernels`.
 
         None: the library cannot compute this layer.
         """
@@ -104,7 +102,7 @@ class CpuBlock:
         sized = 0 < heads.head_dim <= MAX_HEAD_DIM and heads.head_dim % 16 == 0 and heads.group <= MAX_GROUP
         if not fits(*vectors) or not sized:
             return None
-        matrices = [_matrix(level, packs, dtype, weights, name, vnni) for name in _PRODUCTS]
+        matrices = [_matrix(level, dtype, weights, name, vnni) for name in _PRODUCTS]
         known = [matrix for matrix in matrices if matrix is not None]
         if len(known) < len(matrices) or not _fit_together(shape, weights, known):
             return None
@@ -186,26 +184,19 @@ def _fit_together(shape: BlockShape, weights: Mapping[str, Tensor], matrices: li
     )
 
 
-def _matrix(
-    level: Level,
-    packs: Container[tuple[torch.dtype, torch.dtype]],
-    dtype: torch.dtype,
-    weights: Mapping[str, Tensor],
-    name: str,
-    vnni: bool,
-) -> _Matrix | None:
-    """A weight, its bias and its scales. None: the library has no product for it."""
-    weight, bias, scales = weights[name], weights.get(f"{name}_bias"), weights.get(f"{name}_scales")
+def _matrix(level: Level, dtype: torch.dtype, weights: Mapping[str, Tensor], name: str, vnni: bool) -> _Matrix | None:
+    """A weight and its bias. None: the library has no product for it."""
+    weight, bias = weights[name], weights.get(f"{name}_bias")
     if isinstance(weight, BlockWeight):
         return _block_matrix(dtype, weight, bias, name, vnni)
     packed = weight.dim() != 2
     outputs, inputs = (size * PANEL for size in weight.shape[:2]) if packed else weight.shape
-    if packed and ((dtype, weight.dtype) not in packs or (name == "gate_up" and weight.shape[0] % 2)):
+    if packed and name == "gate_up" and weight.shape[0] % 2:
         return None
-    if not is_weight(weight, scales, dtype, outputs) or not (bias is None or (fits(bias) and bias.dtype == dtype)):
+    if not is_weight(weight, dtype) or not (bias is None or (fits(bias) and bias.dtype == dtype)):
         return None
-    most_rows = float("inf") if packed else thin_rows(level, dtype, scales is not None)
-    addresses = (None if tensor is None else tensor.data_ptr() for tensor in (weight, bias, scales))
+    most_rows = float("inf") if packed else thin_rows(level, dtype)
+    addresses = (None if tensor is None else tensor.data_ptr() for tensor in (weight, bias))
     return (
         _Matrix(Product(*addresses, outputs, packed, None, 0, False), outputs, inputs, most_rows) if most_rows else None
     )

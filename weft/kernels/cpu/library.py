@@ -18,7 +18,7 @@ from weft.kernels.cpu import build
 
 VARIABLE = "WEFT_CPU_KERNELS"
 WITH_VNNI = "+vnni"
-ABI_VERSION = 13
+ABI_VERSION = 14
 
 
 class Level(IntEnum):
@@ -69,7 +69,6 @@ class Product(Structure):
     _fields_ = [
         ("weight", c_void_p),
         ("bias", c_void_p),
-        ("scales", c_void_p),
         ("outputs", c_int64),
         ("packed", c_int),
         ("parts", POINTER(QuantPart)),
@@ -124,9 +123,9 @@ _SIGNATURES = {
         *(c_int, c_int, POINTER(BatchFields), c_int64, c_int64, c_int64),
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int),
     ],
-    "weft_linear": [c_int, c_int, *(c_void_p,) * 6, *(c_int64,) * 3, c_int],
+    "weft_linear": [c_int, c_int, *(c_void_p,) * 5, *(c_int64,) * 3, c_int],
     "weft_pack_weight": [c_int, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int],
-    "weft_linear_packed": [c_int, c_int, *(c_void_p,) * 6, *(c_int64,) * 3, c_int, c_int],
+    "weft_linear_packed": [c_int, c_int, *(c_void_p,) * 5, *(c_int64,) * 3, c_int, c_int],
     "weft_pack_blocks": [c_int, c_void_p, c_void_p, c_int64, c_int64, c_int],
     "weft_linear_blocks": [
         *(c_int, c_int, c_int, c_void_p, POINTER(QuantPart), c_int64),

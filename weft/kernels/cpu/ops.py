@@ -28,7 +28,6 @@ from weft.kernels.cpu.tensors import (
     MAX_HEAD_DIM,
     MAX_STACKED,
     PANEL,
-    WEIGHT_DTYPES,
     batch_fields,
     fits,
     is_weight,
@@ -54,12 +53,7 @@ class CpuKernels:
         self._linear_packed = loaded.weft_linear_packed
         self._pack_weight = loaded.weft_pack_weight
         self._take_rows = loaded.weft_take_rows
-        self._packs = {
-            (dtype, weight)
-            for dtype, number in DTYPES.items()
-            for weight, weight_number in WEIGHT_DTYPES.items()
-            if loaded.weft_packs(self._level, number, weight_number)
-        }
+        self._packs = bool(loaded.weft_packs(self._level))
         self._pack_blocks = loaded.weft_pack_blocks
         self._take_block_rows = loaded.weft_take_block_rows
         self._linear_blocks = loaded.weft_linear_blocks
@@ -74,23 +68,22 @@ class CpuKernels:
         """The level, and whether products with quantized blocks use dot products of bytes."""
         return self.level.name.lower() + (library.WITH_VNNI if self.vnni else "")
 
-    def pack_weight(self, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def pack_weight(self, weight: Tensor) -> Tensor:
         """Rearrange a weight [O, I] to [O / 32, I / 32, 32, 32] for this variant's `linear`, in C++.
 
-        Contract: `base.PackWeight`. The order within 32 x 32 elements depends on the level and the dtypes: see
-        `panel_pairs.h`, `panel_floats.h` and `int8.h`.
+        Contract: `base.PackWeight`. The order within 32 x 32 elements depends on the level and the dtype: see
+        `panel_pairs.h` and `panel_floats.h`.
         """
         if isinstance(weight, BlockWeight):
             return self._packed_blocks(weight)
-        dtypes = (dtype or weight.dtype, weight.dtype)
-        if dtypes not in self._packs or not weight.is_cpu:
+        if not self.packs(weight.dtype) or not weight.is_cpu:
             return weight
         outputs, inputs = weight.shape
         if outputs % PANEL or inputs % PANEL or not weight.is_contiguous():
             return weight
         packed = huge_pages.empty(outputs // PANEL, inputs // PANEL, PANEL, PANEL, dtype=weight.dtype)
         self._pack_weight(
-            *(self._level, WEIGHT_DTYPES[weight.dtype], weight.data_ptr(), packed.data_ptr()),
+            *(self._level, DTYPES[weight.dtype], weight.data_ptr(), packed.data_ptr()),
             *(outputs, inputs, torch.get_num_threads()),
         )
         return packed
@@ -106,9 +99,9 @@ class CpuKernels:
             self._pack_blocks(kind, source, target, outputs, weight.inputs, torch.get_num_threads())
         return packed
 
-    def packs(self, dtype: torch.dtype, weight: torch.dtype) -> bool:
-        """Whether products of `dtype` have weights of dtype `weight` packed."""
-        return (dtype, weight) in self._packs
+    def packs(self, dtype: torch.dtype) -> bool:
+        """Whether weights of `dtype` are packed."""
+        return self._packs and dtype in DTYPES
 
     def take_rows(self, weight: Tensor, indices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Rows `indices` [T] of a weight, in C++ where it is packed. Contract: `base.TakeRows`."""
@@ -139,55 +132,40 @@ class CpuKernels:
             raise IndexError(f"row {int(indices[taken])} of a weight with {outputs}")
         return out.to(dtype)
 
-    def linear(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        residual: Tensor | None = None,
-        scales: Tensor | None = None,
-    ) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """x [T, I] times weight [O, I] to [T, O], in C++. Contract: `base.Linear`."""
         rows = x.shape[0]
         if isinstance(weight, BlockWeight):
             return self._block_product(x, weight, bias, residual)
         if weight.dim() != 2:
-            return self._packed_product(x, weight, bias, residual, scales)
+            return self._packed_product(x, weight, bias, residual)
         outputs, inputs = weight.shape
-        known = fits(x, bias, residual) and is_weight(weight, scales, x.dtype, outputs)
-        if not 0 < rows <= thin_rows(self.level, x.dtype, scales is not None) or not known:
-            return torch_ops.linear(x, weight, bias, residual, scales)
+        known = fits(x, bias, residual) and is_weight(weight, x.dtype)
+        if not 0 < rows <= thin_rows(self.level, x.dtype) or not known:
+            return torch_ops.linear(x, weight, bias, residual)
         out = residual if residual is not None else x.new_empty(rows, outputs)
         self._linear(
             *(self._level, DTYPES[x.dtype], x.data_ptr(), weight.data_ptr()),
-            *(None if t is None else t.data_ptr() for t in (bias, scales, residual)),
+            *(None if t is None else t.data_ptr() for t in (bias, residual)),
             *(out.data_ptr(), rows, inputs, outputs, torch.get_num_threads()),
         )
         return out
 
-    def gated_linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None
-    ) -> Tensor:
+    def gated_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, H] times weight [2 I, H], gated to [T, I], in C++. Contract: `base.GatedLinear`."""
         if isinstance(weight, BlockWeight):
             if weight.packed and gates_in_one_call(weight):
                 return self._block_product(x, weight, bias, None, gated=True)
         elif weight.dim() != 2 and weight.shape[0] % 2 == 0:
-            return self._packed_product(x, weight, bias, None, scales, gated=True)
-        return self.silu_mul(self.linear(x, weight, bias, scales=scales))
+            return self._packed_product(x, weight, bias, None, gated=True)
+        return self.silu_mul(self.linear(x, weight, bias))
 
     def linear_rms_norm(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        residual: Tensor,
-        norm: Norm,
-        bias: Tensor | None = None,
-        scales: Tensor | None = None,
+        self, x: Tensor, weight: Tensor, residual: Tensor, norm: Norm, bias: Tensor | None = None
     ) -> NormedSum:
         """Linear with residual, and its RMS norm: two tensors [T, O], in C++. Contract: `base.LinearRmsNorm`. The
         product adds the residual as it writes; its rows are still in the cache."""
-        total = self.linear(x, weight, bias, residual, scales)
+        total = self.linear(x, weight, bias, residual)
         return NormedSum(total, self.rms_norm(total, norm.weight, norm.eps))
 
     def _block_product(
@@ -221,22 +199,18 @@ class CpuKernels:
         weight: Tensor,
         bias: Tensor | None,
         residual: Tensor | None,
-        scales: Tensor | None,
         *,
         gated: bool = False,
     ) -> Tensor:
         rows, outputs, inputs = x.shape[0], weight.shape[0] * PANEL, weight.shape[1] * PANEL
         x = x.contiguous()
-        if (x.dtype, weight.dtype) not in self._packs or not fits(x, bias, residual) or x.shape[1] != inputs:
+        if not fits(x, bias, residual) or not is_weight(weight, x.dtype) or x.shape[1] != inputs:
             raise ValueError(f"a product of {x.dtype} {list(x.shape)} with a packed weight of {inputs} inputs")
-        if not is_weight(weight, scales, x.dtype, outputs):
-            scaled = "no scales" if scales is None else f"{scales.dtype} scales {list(scales.shape)}"
-            raise ValueError(f"a packed weight of {weight.dtype} and {outputs} outputs with {scaled}")
         out = residual if residual is not None else x.new_empty(rows, outputs // 2 if gated else outputs)
         if rows:
             self._linear_packed(
                 *(self._level, DTYPES[x.dtype], x.data_ptr(), weight.data_ptr()),
-                *(None if t is None else t.data_ptr() for t in (bias, scales, residual)),
+                *(None if t is None else t.data_ptr() for t in (bias, residual)),
                 *(out.data_ptr(), rows, inputs, outputs, gated, torch.get_num_threads()),
             )
         return out
@@ -318,7 +292,7 @@ class CpuKernels:
 
     def prepare_block(self, shape: BlockShape, weights: Mapping[str, Tensor]) -> CpuBlock | None:
         """A decoder layer as one operation, in C++. Contract: `base.PrepareBlock`."""
-        return CpuBlock.prepare(self._block, self.level, self._packs, shape, weights, vnni=self.vnni)
+        return CpuBlock.prepare(self._block, self.level, shape, weights, vnni=self.vnni)
 
     def probe_read(self, data: Tensor, threads: int) -> None:
         """Read all of a contiguous tensor."""

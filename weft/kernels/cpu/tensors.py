@@ -17,8 +17,6 @@ CHUNK, MAX_STACKED = 256, 16
 """`kChunk` and `kMaxStacked` of decode.h."""
 PANEL = 32
 """Outputs, and inputs, that a packed weight takes at a time."""
-WEIGHT_DTYPES = DTYPES | {torch.int8: 2}
-"""Dtypes of weights, and their numbers in the library."""
 THIN_ROWS = {
     (Level.AMX, torch.bfloat16): 128,
     (Level.AVX512, torch.bfloat16): 16,
@@ -32,14 +30,11 @@ THIN_ROWS = {
 """Products of up to so many rows with a weight that is not packed are ours: they read the weight once, where a
 library's product rearranges it first. Measured against torch's product held to the same instructions; what is not
 listed leaves it to torch. With a packed weight every product is ours."""
-THIN_ROWS_INT8 = {Level.AMX: 16, Level.AVX512: 16, Level.AVX512F: 32, Level.AVX2: 32}
-"""The same for an int8 weight that is not packed. Torch's product has it widened first. Not measured with AMX, whose
-kernel is that of AVX-512."""
 
 
-def thin_rows(level: Level, dtype: torch.dtype, quantized: bool) -> int:
+def thin_rows(level: Level, dtype: torch.dtype) -> int:
     """Up to how many rows of `dtype` the product with a weight that is not packed is ours."""
-    return THIN_ROWS_INT8.get(level, 0) if quantized else THIN_ROWS.get((level, dtype), 0)
+    return THIN_ROWS.get((level, dtype), 0)
 
 
 def fits(first: Tensor, *others: Tensor | None) -> bool:
@@ -50,12 +45,9 @@ def fits(first: Tensor, *others: Tensor | None) -> bool:
     return all(t is None or (t.dtype == dtype and t.is_contiguous()) for t in others)
 
 
-def is_weight(weight: Tensor, scales: Tensor | None, dtype: torch.dtype, outputs: int) -> bool:
-    """Whether this is a weight of `dtype`, or a quantized one with its scales."""
-    if scales is None:
-        return weight.dtype == dtype and weight.is_contiguous()
-    known = scales.dtype == torch.float32 and scales.is_cpu and scales.is_contiguous() and scales.shape == (outputs,)
-    return known and weight.dtype == torch.int8 and weight.is_contiguous()
+def is_weight(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether this is a weight of `dtype`."""
+    return weight.dtype == dtype and weight.is_contiguous()
 
 
 def batch_fields(batch: AttentionBatch, max_queries: int = 0) -> BatchFields:

@@ -1,8 +1,8 @@
 """The operations of `kernels.base` but attention in Triton, and all of them together.
 
 Owns what a tensor must be for a kernel to take it. A tensor that does not fit goes to the torch variant, so every
-operation here takes everything that its contract allows. Products of matrices are torch's, but for those of few rows
-with a weight of int8 or in quantized blocks, which read it as it is.
+operation here takes everything that its contract allows. Products of matrices are torch's, but for those with a weight
+in quantized blocks.
 """
 
 from __future__ import annotations
@@ -19,62 +19,23 @@ from weft.kernels.triton import block_layout, blocks
 from weft.kernels.triton.attention import attention
 from weft.kernels.triton.block_layout import DeviceBlocks
 from weft.kernels.triton.device import elementwise as device
-from weft.kernels.triton.device import products
-from weft.kernels.triton.launch import INTERPRETED, takes
+from weft.kernels.triton.launch import takes
 from weft.kernels.triton.move import prepare_move
 
 MAX_ROW = 65536
 """The longest row that `rms_norm` takes: a program holds all of it."""
 BLOCK = 1024
 """Numbers that a program of the other operations has at a time, about."""
-THIN_ROWS = 16
-"""Products of up to so many rows multiply an int8 weight as it is; for more, floats are made of it first."""
-BLOCK_N, BLOCK_K = 32, 128
-"""Outputs and inputs of an int8 weight at a time. Not tuned by measurement."""
 
 
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    scales: Tensor | None = None,
-) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """x [T, I] times weight [O, I] to [T, O], in Triton. Contract: `base.Linear`."""
     if isinstance(weight, DeviceBlocks):
         return blocks.linear(x, weight, bias, residual)
-    if scales is None:
-        return torch_ops.linear(x, weight, bias, residual)
-    if not takes(x, bias, residual) or not weight.is_contiguous() or not scales.is_contiguous():
-        return torch_ops.linear(x, weight, bias, residual, scales)
-    if x.shape[0] > THIN_ROWS:
-        return torch_ops.linear(x, _dequantized(weight, scales, x.dtype), bias, residual)
-    outputs, inputs = weight.shape
-    out = residual if residual is not None else x.new_empty(x.shape[0], outputs)
-    if out.numel():
-        products.int8_linear[(triton.cdiv(outputs, BLOCK_N),)](
-            *(x, weight, scales, scales if bias is None else bias, out, out, x.shape[0]),
-            INPUTS=inputs,
-            OUTPUTS=outputs,
-            BIASED=bias is not None,
-            ADDED=residual is not None,
-            WIDEN=INTERPRETED,
-            BLOCK_M=THIN_ROWS,
-            BLOCK_N=BLOCK_N,
-            BLOCK_K=BLOCK_K,
-        )
-    return out
+    return torch_ops.linear(x, weight, bias, residual)
 
 
-def _dequantized(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """An int8 weight in `dtype`, each value rounded once."""
-    outputs, inputs = weight.shape
-    out = weight.new_empty(weight.shape, dtype=dtype)
-    products.dequantize[outputs, triton.cdiv(inputs, BLOCK)](weight, scales, out, SIZE=inputs, BLOCK=BLOCK)
-    return out
-
-
-def pack_weight(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def pack_weight(weight: Tensor) -> Tensor:
     """Rearrange a weight in quantized blocks for `linear`; others stay as they are. Contract: `base.PackWeight`."""
     return block_layout.pack(weight) if isinstance(weight, BlockWeight) else weight
 
@@ -86,21 +47,14 @@ def take_rows(weight: Tensor, indices: Tensor, dtype: torch.dtype | None = None)
     return reference.take_rows(weight, indices, dtype)
 
 
-def linear_rms_norm(
-    x: Tensor,
-    weight: Tensor,
-    residual: Tensor,
-    norm: Norm,
-    bias: Tensor | None = None,
-    scales: Tensor | None = None,
-) -> NormedSum:
+def linear_rms_norm(x: Tensor, weight: Tensor, residual: Tensor, norm: Norm, bias: Tensor | None = None) -> NormedSum:
     """Linear with residual, and its RMS norm: two tensors [T, O], in Triton. Contract: `base.LinearRmsNorm`. The
     product is rounded before the residual is added, as in torch's `Linear`."""
     size = residual.shape[-1]
     if not takes(x, residual, norm.weight, bias) or size > MAX_ROW:
-        total = linear(x, weight, bias, residual, scales)
+        total = linear(x, weight, bias, residual)
         return NormedSum(total, torch_ops.rms_norm(total, norm.weight, norm.eps))
-    product = linear(x, weight, bias, scales=scales)
+    product = linear(x, weight, bias)
     out = torch.empty_like(residual)
     if out.numel():
         device.add_rms_norm[(len(out),)](
@@ -138,9 +92,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
+def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, H] times weight [2 I, H], gated to [T, I], in Triton. Contract: `base.GatedLinear`."""
-    return silu_mul(linear(x, weight, bias, scales=scales))
+    return silu_mul(linear(x, weight, bias))
 
 
 def rotate_and_store(

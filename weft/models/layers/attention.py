@@ -28,16 +28,14 @@ class AttentionBlock:
     def __call__(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
         """x [T, H] -> x plus attention. See `base.Layer.attend`."""
         mixed = self.mix(x, weights, batch, kv)
-        return self._kernels.linear(
-            mixed, weights["output"], weights.get("output_bias"), x, weights.get("output_scales")
-        )
+        return self._kernels.linear(mixed, weights["output"], weights.get("output_bias"), x)
 
     def mix(self, x: Tensor, weights: Mapping[str, Tensor], batch: AttentionBatch, kv: Tensor) -> Tensor:
         """x [T, H] -> what the output projection takes, [T, num_heads * D]. `x` is kept."""
         kernels = self._kernels
         norm = HeadNorm(weights["q_norm"], weights["k_norm"], self._eps) if self._qk_norm else None
         normed = kernels.rms_norm(x, weights["attention_norm"], self._eps)
-        qkv = kernels.linear(normed, weights["qkv"], weights.get("qkv_bias"), scales=weights.get("qkv_scales"))
+        qkv = kernels.linear(normed, weights["qkv"], weights.get("qkv_bias"))
         q = kernels.rotate_and_store(qkv, self._shape, self._rope.rotation(batch), norm, batch, kv)
         return kernels.attention(q, kv, batch, self._scale, self._window)
 

@@ -47,9 +47,9 @@ class DecoderLayer:
         if done is not None:
             return done
         mixed = self._attention.mix(x, weights, batch, kv)
-        bias, scales = weights.get("output_bias"), weights.get("output_scales")
+        bias = weights.get("output_bias")
         norm = Norm(weights["mlp_norm"], self._eps)
-        x, normed = self._kernels.linear_rms_norm(mixed, weights["output"], x, norm, bias, scales)
+        x, normed = self._kernels.linear_rms_norm(mixed, weights["output"], x, norm, bias)
         return self._mlp.project(normed, x, weights)
 
     def _block(self, weights: Mapping[str, Tensor]) -> Block | None:

@@ -25,10 +25,8 @@ class GatedMlp:
     def project(self, normed: Tensor, residual: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """The residual [T, H], which is consumed, plus the feed-forward part of `normed` [T, H]."""
         kernels = self._kernels
-        gated = kernels.gated_linear(
-            normed, weights["gate_up"], weights.get("gate_up_bias"), weights.get("gate_up_scales")
-        )
-        return kernels.linear(gated, weights["down"], weights.get("down_bias"), residual, weights.get("down_scales"))
+        gated = kernels.gated_linear(normed, weights["gate_up"], weights.get("gate_up_bias"))
+        return kernels.linear(gated, weights["down"], weights.get("down_bias"), residual)
 
 
 def mlp_weights(spec: ModelSpec, prefix: str) -> list[WeightTarget]:

@@ -25,8 +25,8 @@ class WeightTarget(NamedTuple):
     sources: tuple[WeightSource, ...]
     packed: bool = False
     """Whether only `linear` and `take_rows` read it, so that they may have it in an order of their own."""
-    scales: str | None = None
-    """Name of its scales if weights are quantized; None: it is never quantized."""
+    quantized: bool = False
+    """Whether it is quantized if weights are."""
     blocks: tuple[BlockPart, ...] = ()
     """For each source, its type of quantized blocks and its rows, if it stays in them; empty: it does not."""
 
@@ -44,7 +44,7 @@ def projection(name: str, bias: str | None, sources: dict[str, int], columns: in
     """
     rows = sum(sources.values())
     matrices = tuple(WeightSource(f"{s}.weight", n) for s, n in sources.items())
-    targets = [WeightTarget(name, (rows, columns), matrices, packed=True, scales=f"{name}_scales")]
+    targets = [WeightTarget(name, (rows, columns), matrices, packed=True, quantized=True)]
     if bias is not None:
         targets.append(WeightTarget(bias, (rows,), tuple(WeightSource(f"{s}.bias", n) for s, n in sources.items())))
     return targets

@@ -57,7 +57,7 @@ bool has_vnni(int level) {
     return level >= kAvx512f && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & kVnni);
 }
 
-// What int8.h needs beside a level.
+// Byte permutations over two registers (VBMI).
 bool has_byte_permutations() {
     constexpr unsigned kVbmi = 1u << 1;
     unsigned a, b, c, d;
@@ -159,10 +159,9 @@ WEFT_EXPORT void weft_rotate_and_store(int level, int dtype, const Batch* batch,
 }
 
 WEFT_EXPORT void weft_linear(int level, int dtype, const void* x, const void* weight, const void* bias,
-                             const float* scales, const void* residual, void* out, int64_t rows, int64_t inputs,
-                             int64_t outputs, int threads) {
-    table(level).linear(dtype,
-                        LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, false, 0});
+                             const void* residual, void* out, int64_t rows, int64_t inputs, int64_t outputs,
+                             int threads) {
+    table(level).linear(dtype, LinearArgs{x, weight, bias, residual, out, rows, inputs, outputs, threads, false, 0});
 }
 
 WEFT_EXPORT void weft_sample(int level, Sampler* samplers, int64_t count, int64_t vocab, const float* levels,
@@ -170,14 +169,8 @@ WEFT_EXPORT void weft_sample(int level, Sampler* samplers, int64_t count, int64_
     table(level).sample(samplers, count, vocab, {levels[0], levels[1], levels[2], levels[3], levels[4]}, threads);
 }
 
-// Whether a level has products of `dtype` with packed weights of dtype `weight`.
-WEFT_EXPORT int weft_packs(int level, int dtype, int weight) {
-    if (!table(level).linear_packed) return 0;
-#if defined(__x86_64__)
-    if (weight == kInt8 && level >= kAvx512) return dtype == kBfloat16 && has_byte_permutations();
-#endif
-    return weight == dtype || weight == kInt8;
-}
+// Whether a level has products with packed weights.
+WEFT_EXPORT int weft_packs(int level) { return table(level).linear_packed != nullptr; }
 
 WEFT_EXPORT void weft_pack_weight(int level, int dtype, const void* weight, void* packed, int64_t outputs,
                                   int64_t inputs, int threads) {
@@ -228,10 +221,10 @@ WEFT_EXPORT void weft_move_pages(const void* const* from, void* const* to, const
 }
 
 WEFT_EXPORT void weft_linear_packed(int level, int dtype, const void* x, const void* weight, const void* bias,
-                                    const float* scales, const void* residual, void* out, int64_t rows,
-                                    int64_t inputs, int64_t outputs, int gated, int threads) {
+                                    const void* residual, void* out, int64_t rows, int64_t inputs, int64_t outputs,
+                                    int gated, int threads) {
     table(level).linear_packed(
-        dtype, LinearArgs{x, weight, scales, bias, residual, out, rows, inputs, outputs, threads, gated != 0, 0});
+        dtype, LinearArgs{x, weight, bias, residual, out, rows, inputs, outputs, threads, gated != 0, 0});
 }
 
 WEFT_EXPORT void weft_attention(int level, int dtype, const Batch* batch, int64_t heads, int64_t kv_heads,

@@ -7,9 +7,9 @@
 
 namespace weft {
 
-constexpr int kAbiVersion = 13;
+constexpr int kAbiVersion = 14;
 
-enum Dtype : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+enum Dtype : int { kFloat32 = 0, kBfloat16 = 1 };
 // Types of quantized blocks; quant_layout.h has their layouts.
 enum BlockType : int { kQ8_0 = 1, kQ4_0 = 2, kQ4_K = 3, kQ5_K = 4, kQ6_K = 5, kInt4G32 = 6, kInt4G128 = 7 };
 enum Level : int { kPortable = 0, kAvx2 = 1, kAvx512f = 2, kAvx512 = 3, kAmx = 4 };
@@ -77,8 +77,7 @@ struct RotateArgs {
 struct LinearArgs {
     const void* x;       // [rows, inputs], contiguous
     const void* weight;  // [outputs, inputs], contiguous; or packed: see packed.h
-    const float* scales;  // [outputs], and the weight is int8; null: it is of x's type
-    const void* bias;     // [outputs] or null
+    const void* bias;    // [outputs] or null
     const void* residual;  // [rows, outputs] or null; may be `out`
     void* out;             // [rows, outputs]
     int64_t rows, inputs, outputs;
@@ -96,9 +95,8 @@ struct QuantPart {
 
 // A weight with what is added to its product.
 struct Product {
-    const void* weight;   // [outputs, inputs], contiguous, or packed
-    const void* bias;     // [outputs] or null
-    const float* scales;  // as in LinearArgs
+    const void* weight;  // [outputs, inputs], contiguous, or packed
+    const void* bias;    // [outputs] or null
     int64_t outputs;
     int packed;
     // A weight in quantized blocks, instead of `weight`; null: it is not.
@@ -169,7 +167,7 @@ struct Table {
     void (*silu_mul)(int dtype, const void* gate_up, void* out, int64_t rows, int64_t size, int threads);
     void (*rotate_and_store)(int dtype, const RotateArgs& args);
     void (*linear)(int dtype, const LinearArgs& args);
-    // Null where no weight is packed. The dtype of `pack_weight` is that of the weight.
+    // Null where no weight is packed.
     void (*pack_weight)(int dtype, const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads);
     void (*linear_packed)(int dtype, const LinearArgs& args);
     void (*attention)(int dtype, const AttentionArgs& args);

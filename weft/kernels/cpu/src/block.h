@@ -12,7 +12,7 @@ namespace {
 
 inline void multiply(int level, const Table& table, int dtype, const Product& by, const void* x, int64_t inputs,
                      const void* residual, void* out, int64_t rows, int threads, bool gated) {
-    const LinearArgs args{x, by.weight, by.scales, by.bias, residual, out, rows, inputs, by.outputs, threads, gated, 0};
+    const LinearArgs args{x, by.weight, by.bias, residual, out, rows, inputs, by.outputs, threads, gated, 0};
     if (by.parts) return linear_parts(level, by.vnni, dtype, by.parts, by.num_parts, args);
     by.packed ? table.linear_packed(dtype, args) : table.linear(dtype, args);
 }

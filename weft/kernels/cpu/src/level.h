@@ -35,10 +35,7 @@ void rotate_and_store(int dtype, const RotateArgs& args) {
 }
 
 void linear(int dtype, const LinearArgs& args) {
-    if (dtype == kBfloat16)
-        args.scales ? linear_rows<bf16, int8_t, false>(args) : linear_rows<bf16, bf16, true>(args);
-    else
-        args.scales ? linear_rows<float, int8_t, false>(args) : linear_rows<float, float, true>(args);
+    dtype == kBfloat16 ? linear_rows<bf16>(args) : linear_rows<float>(args);
 }
 
 #if WEFT_AMX
@@ -52,10 +49,8 @@ typedef Floats<bf16> Bfloat16Product;
 #if WEFT_AVX2 || WEFT_AVX512
 void pack(int dtype, const void* weight, void* packed, int64_t outputs, int64_t inputs, int threads) {
 #if WEFT_BF16
-    if (dtype == kInt8) return pack_int8((const int8_t*)weight, (uint8_t*)packed, outputs, inputs, threads);
     if (dtype == kBfloat16) return Pairs::pack((const bf16*)weight, (bf16*)packed, outputs, inputs, threads);
 #else
-    if (dtype == kInt8) return Floats<bf16>::pack((const int8_t*)weight, (int8_t*)packed, outputs, inputs, threads);
     if (dtype == kBfloat16) return Floats<bf16>::pack((const bf16*)weight, (bf16*)packed, outputs, inputs, threads);
 #endif
     Floats<float>::pack((const float*)weight, (float*)packed, outputs, inputs, threads);

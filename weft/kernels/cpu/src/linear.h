@@ -1,7 +1,5 @@
 // The thin matrix product: a few rows of x against all rows of a weight that is read once, as it lies in memory.
 //
-// A weight of int8 is of type `Weight` int8_t; its sums are scaled.
-//
 // Each result is one dot product in one fixed order, so a row of x gives the same result alone as among others.
 #pragma once
 
@@ -16,15 +14,15 @@ namespace {
 constexpr int64_t kPrefetchBytes = 2048;
 
 // out[m][n] = dot(x row m, weight row n). The accumulators of a block fit the registers.
-template <class T, class Weight, bool Wide, int M, int N>
-WEFT_INLINE void dot_block(const T* x, const Weight* weight, int64_t inputs, float (*out)[N]) {
-    typedef Lanes<T, Wide> L;
+template <class T, int M, int N>
+WEFT_INLINE void dot_block(const T* x, const T* weight, int64_t inputs, float (*out)[N]) {
+    typedef Lanes<T, true> L;
     vf acc[M][N] = {};
     int64_t k = 0;
     for (; k + L::step <= inputs; k += L::step) {
         typename L::vec w[N];
         for (int n = 0; n < N; n++) {
-            const Weight* at = weight + n * inputs + k;
+            const T* at = weight + n * inputs + k;
             // A row ends after a few thousand bytes, where the hardware's prefetcher has to start anew.
             __builtin_prefetch((const char*)at + kPrefetchBytes * N);
             w[n] = L::get(at);
@@ -41,15 +39,14 @@ WEFT_INLINE void dot_block(const T* x, const Weight* weight, int64_t inputs, flo
             for (int n = 0; n < N; n++) out[m][n] += widen(x[m * inputs + k]) * widen(weight[n * inputs + k]);
 }
 
-template <class T, class Weight, bool Wide, int M, int N>
+template <class T, int M, int N>
 WEFT_INLINE void linear_block(const LinearArgs& a, int64_t m, int64_t n) {
     float sums[M][N];
-    const Weight* weight = (const Weight*)a.weight + n * a.inputs;
-    dot_block<T, Weight, Wide, M, N>((const T*)a.x + m * a.inputs, weight, a.inputs, sums);
+    dot_block<T, M, N>((const T*)a.x + m * a.inputs, (const T*)a.weight + n * a.inputs, a.inputs, sums);
     const T *bias = (const T*)a.bias, *residual = (const T*)a.residual;
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++) {
-            float y = a.scales ? sums[i][j] * a.scales[n + j] : sums[i][j];
+            float y = sums[i][j];
             int64_t at = (m + i) * a.outputs + n + j;
             if (bias) y += widen(bias[n + j]);
             if (residual) y += widen(residual[at]);
@@ -57,13 +54,13 @@ WEFT_INLINE void linear_block(const LinearArgs& a, int64_t m, int64_t n) {
         }
 }
 
-template <class T, class Weight, bool Wide, int N>
+template <class T, int N>
 WEFT_INLINE void linear_columns(const LinearArgs& a, int64_t n) {
     // The N weight rows stay in the first-level cache while the rows of x pass by.
     constexpr int M = W == 16 ? 4 : 2;
     int64_t m = 0;
-    for (; m + M <= a.rows; m += M) linear_block<T, Weight, Wide, M, N>(a, m, n);
-    for (; m < a.rows; m++) linear_block<T, Weight, Wide, 1, N>(a, m, n);
+    for (; m + M <= a.rows; m += M) linear_block<T, M, N>(a, m, n);
+    for (; m < a.rows; m++) linear_block<T, 1, N>(a, m, n);
 }
 
 #if WEFT_AMX
@@ -98,14 +95,14 @@ inline void linear_tiles(const LinearArgs& a) {
             }
         }
     });
-    for (int64_t n = blocks * 32; n < a.outputs; n++) linear_columns<bf16, bf16, true, 1>(a, n);
+    for (int64_t n = blocks * 32; n < a.outputs; n++) linear_columns<bf16, 1>(a, n);
 }
 #endif
 
-template <class T, class Weight, bool Wide>
+template <class T>
 void linear_rows(const LinearArgs& a) {
 #if WEFT_AMX
-    if constexpr (sizeof(Weight) == 2)
+    if constexpr (sizeof(T) == 2)
         if (a.inputs % 32 == 0 && a.outputs >= 32) return linear_tiles(a);
 #endif
     constexpr int N = 4;
@@ -113,9 +110,9 @@ void linear_rows(const LinearArgs& a) {
     for_each(threads_for(a.inputs * a.outputs, a.threads), blocks, [&](int64_t block) {
         int64_t n = block * N;
         if (n + N <= a.outputs)
-            linear_columns<T, Weight, Wide, N>(a, n);
+            linear_columns<T, N>(a, n);
         else
-            for (; n < a.outputs; n++) linear_columns<T, Weight, Wide, 1>(a, n);
+            for (; n < a.outputs; n++) linear_columns<T, 1>(a, n);
     });
 }
 

@@ -37,11 +37,10 @@ struct ReadySums {
     int64_t panel;
 };
 
-// The value of an output before it is rounded: its sum, scaled, and its bias.
+// The value of an output before it is rounded: its sum, and its bias.
 template <class T>
 WEFT_INLINE vf with_bias(const LinearArgs& a, const float* sums, int64_t column) {
     vf y = load(sums);
-    if (a.scales) y *= load(a.scales + column);
     return a.bias ? y + load((const T*)a.bias + column) : y;
 }
 
@@ -130,19 +129,19 @@ struct RowPart {
 template <class P>
 void linear_panel(const LinearArgs& a, const RowPart<P>& r, int64_t panel, const char* next, float* sums, bool write,
                   const float* gates) {
-    const int64_t steps = a.inputs / P::kInputs, step_bytes = P::step_bytes(a), size = steps * step_bytes;
+    const int64_t steps = a.inputs / P::kInputs, size = steps * P::kStepBytes;
     const int64_t groups = r.groups(), each = r.at_once();
-    const bool expand = P::expands(a, groups), whole = P::takes_whole(a, groups);
+    const bool expand = P::expands(groups), whole = P::takes_whole(groups);
     const char* weight = (const char*)a.weight + panel * size;
     PanelPart part{nullptr, whole ? steps : P::kBlockSteps, false, nullptr, nullptr, 0, false, &a, {}};
     part.near = P::kNearBytes && groups == 1 && !expand;
-    part.lines = (step_bytes / 64 + groups - 1) / groups;
+    part.lines = (P::kStepBytes / 64 + groups - 1) / groups;
     const char *fetch = next, *end = fetch + (next ? size : 0);
     for (int64_t s = 0; s < steps; s += part.steps) {
         part.steps = least(part.steps, steps - s);
         part.add = s > 0;
-        const char* from = weight + s * step_bytes;
-        if (expand) P::expand_steps(a, from, r.expanded, part.steps);
+        const char* from = weight + s * P::kStepBytes;
+        if (expand) P::expand_steps(from, r.expanded, part.steps);
         part.weight = expand ? r.expanded : from;
         for (int64_t m = 0; m < r.rows; m += each) {
             int64_t count = least(each, r.rows - m);
@@ -180,7 +179,7 @@ void multiply_packed(const LinearArgs& a) {
     typedef typename P::Value Value;
     // A gated product takes two panels at a time, a gate's and what it gates.
     const int64_t all_panels = a.outputs / kPanel, panels = a.gated ? all_panels / 2 : all_panels;
-    const int64_t size = a.inputs / P::kInputs * P::step_bytes(a), groups = (a.rows + P::kRowsAtOnce - 1) / P::kRowsAtOnce;
+    const int64_t size = a.inputs / P::kInputs * P::kStepBytes, groups = (a.rows + P::kRowsAtOnce - 1) / P::kRowsAtOnce;
     const int64_t threads = threads_for(a.inputs * a.outputs, a.threads);
     const int64_t wanted = most(a.rows / kRowsPerThread, (threads + panels - 1) / panels);
     const int64_t row_parts = divisor(threads, most<int64_t>(1, least(wanted, groups)));
@@ -199,9 +198,9 @@ void multiply_packed(const LinearArgs& a) {
         // Parts of the rows differ by a group, and either may have the larger blocks.
         const int64_t each_part = groups / row_parts;
         const int64_t most_rows = most(block_rows_of(each_part), block_rows_of(each_part + (groups % row_parts > 0)));
-        const int64_t sum_bytes = most_rows * kPanel * (int64_t)sizeof(float), expanded_bytes = P::expanded_bytes(a);
-        char* expanded = (char*)memory.at_least((size_t)(expanded_bytes + 2 * sum_bytes + most_rows * row_size));
-        float* sums = (float*)(expanded + expanded_bytes);
+        const int64_t sum_bytes = most_rows * kPanel * (int64_t)sizeof(float);
+        char* expanded = (char*)memory.at_least((size_t)(P::kExpandedBytes + 2 * sum_bytes + most_rows * row_size));
+        float* sums = (float*)(expanded + P::kExpandedBytes);
         float* gates = sums + most_rows * kPanel;
         Value* rearranged = (Value*)(gates + most_rows * kPanel);
         const typename P::InUse in_use;

@@ -2,10 +2,9 @@
 //
 // What a step of the weight is, for its two blocks of 16 outputs:
 //   float32   [2][32][16]: for each input, 16 outputs;
-//   bfloat16  [2][16][32]: 16 pairs of inputs for each of 16 outputs in turn, so that a shift and a mask widen a pair;
-//   int8      [2][32][16] bytes: as float32.
+//   bfloat16  [2][16][32]: 16 pairs of inputs for each of 16 outputs in turn, so that a shift and a mask widen a pair.
 // Weights become floats in registers on the way to a multiply-add; those that many rows meet become floats first, a few
-// steps at a time in the cache. The sums of an int8 weight are scaled when they are written.
+// steps at a time in the cache.
 #pragma once
 
 #include "packed.h"
@@ -23,15 +22,12 @@ constexpr int64_t kPairSize = 32;
 WEFT_INLINE vf outputs_of(const float* pair, int i, int n) {
     return load(pair + n * W / 16 * kHalfSize + n * W % 16 + i * 16);
 }
-WEFT_INLINE vf outputs_of(const int8_t* pair, int i, int n) {
-    return load(pair + n * W / 16 * kHalfSize + n * W % 16 + i * 16);
-}
 WEFT_INLINE vf outputs_of(const bf16* pair, int i, int n) {
     const vu both = load_raw<vu>(pair + n * W / 16 * kHalfSize + n * W % 16 * 2);
     return (vf)(i ? both & 0xffff0000u : both << 16);
 }
 
-// T is the type of x and of the result; a weight is of T, or int8.
+// T is the type of x, of a weight and of the result.
 template <class T>
 struct Floats {
     typedef T Stored;
@@ -50,23 +46,14 @@ struct Floats {
     static constexpr bool kTakesWhenFree = true;
     static constexpr bool kWritesBeside = false;
 
-    static int64_t step_bytes(const LinearArgs& a) { return kStepSize * (a.scales ? 1 : (int64_t)sizeof(T)); }
-    static bool narrow_weight(const LinearArgs& a) { return a.scales || sizeof(T) < sizeof(float); }
-    static bool expands(const LinearArgs& a, int64_t groups) { return narrow_weight(a) && groups >= kExpandGroups; }
-    static bool takes_whole(const LinearArgs&, int64_t groups) { return groups == 1; }
-    static int64_t expanded_bytes(const LinearArgs& a) {
-        return narrow_weight(a) ? kBlockSteps * kStepSize * (int64_t)sizeof(float) : 0;
-    }
-
-    static void expand_steps(const LinearArgs& a, const char* from, char* to, int64_t steps) {
-        if (a.scales)
-            expand((const int8_t*)from, (float*)to, steps);
-        else
-            expand((const T*)from, (float*)to, steps);
-    }
-
-    template <class Weight>
-    static void expand(const Weight* step, float* to, int64_t steps) {
+    static constexpr bool kIsNarrow = sizeof(T) < sizeof(float);
+    static constexpr int64_t kStepBytes = kStepSize * (int64_t)sizeof(T);
+    static constexpr int64_t kExpandedBytes = kIsNarrow ? kBlockSteps * kStepSize * (int64_t)sizeof(float) : 0;
+    static bool expands(int64_t groups) { return kIsNarrow && groups >= kExpandGroups; }
+    static bool takes_whole(int64_t groups) { return groups == 1; }
+    static void expand_steps(const char* from, char* expanded, int64_t steps) {
+        const T* step = (const T*)from;
+        float* to = (float*)expanded;
         for (int64_t s = 0; s < steps; s++, step += kStepSize, to += kStepSize)
             for (int64_t pair = 0; pair < kHalfSize; pair += kPairSize)
                 for (int n = 0; n < kVectors; n++)
@@ -74,18 +61,17 @@ struct Floats {
                         store(to + pair + n * W / 16 * kHalfSize + n * W % 16 + i * 16, outputs_of(step + pair, i, n));
     }
 
-    // Rearranges a weight [outputs, inputs] of floats, bfloat16 or bytes; both are multiples of 32.
-    template <class Weight>
-    static void pack(const Weight* weight, Weight* packed, int64_t outputs, int64_t inputs, int threads) {
-        constexpr int64_t run = sizeof(Weight) == 2 ? 2 : 1;  // inputs of an output that lie side by side
+    // Rearranges a weight [outputs, inputs]; both are multiples of 32.
+    static void pack(const T* weight, T* packed, int64_t outputs, int64_t inputs, int threads) {
+        constexpr int64_t run = kIsNarrow ? 2 : 1;  // inputs of an output that lie side by side
         for_each(threads, outputs / kPanel, [&](int64_t panel) {
-            Weight* to = packed + panel * kPanel * inputs;
+            T* to = packed + panel * kPanel * inputs;
             for (int64_t s = 0; s < inputs; s += kStep)
                 for (int64_t half = 0; half < kPanel; half += 16) {
-                    const Weight* from = weight + (panel * kPanel + half) * inputs + s;
+                    const T* from = weight + (panel * kPanel + half) * inputs + s;
                     for (int64_t k = 0; k < kStep; k += run)
                         for (int64_t output = 0; output < 16; output++, to += run)
-                            __builtin_memcpy(to, from + output * inputs + k, run * sizeof(Weight));
+                            __builtin_memcpy(to, from + output * inputs + k, run * sizeof(T));
                 }
         });
     }
@@ -111,7 +97,7 @@ struct Floats {
         }
     }
 
-    // Not inlined: it holds a loop for each number of rows and kind of weight.
+    // Not inlined: it holds a loop for each number of rows.
     static __attribute__((noinline)) void multiply(const float* x, int64_t step, int64_t count, int64_t, bool expanded,
                                      const PanelPart& part) {
         const float* rows = x + step * kStep * count;
@@ -119,10 +105,10 @@ struct Floats {
             constexpr int M = decltype(counted)::value;
             if (expanded)
                 panel<M, false>(rows, (const float*)part.weight, part);
-            else if (part.args->scales)
-                in_registers<M>(rows, (const int8_t*)part.weight, part);
+            else if (part.near)
+                panel<M, true>(rows, (const T*)part.weight, part);
             else
-                in_registers<M>(rows, (const T*)part.weight, part);
+                panel<M, false>(rows, (const T*)part.weight, part);
         });
     }
 
@@ -143,11 +129,6 @@ struct Floats {
                 for (int n = 0; n < N; n++) acc[m][n] = kept[n] * y + acc[m][n];
             }
         }
-    }
-
-    template <int M, class Weight>
-    static WEFT_INLINE void in_registers(const float* x, const Weight* weight, const PanelPart& part) {
-        part.near ? panel<M, true>(x, weight, part) : panel<M, false>(x, weight, part);
     }
 
     // For M rows of x: as many of the panel's vectors at once as there are registers for their sums. `Near` lines are

@@ -2,12 +2,8 @@
 //
 // A step of the weight is [2][16][32] bfloat16: two blocks of 16 outputs, each with 16 pairs of inputs for each of its
 // outputs in turn. That is how tiles and pairwise dot products read it, in the order in which it lies in memory.
-//
-// An int8 weight (int8.h) becomes bfloat16 on its way: in registers for as many rows as are computed at once, else a few
-// steps at a time in the cache, for all rows of a block. Its sums are scaled when they are written.
 #pragma once
 
-#include "int8.h"
 #include "packed.h"
 
 #if WEFT_BF16
@@ -33,13 +29,11 @@ struct Pairs {
     static constexpr bool kTakesWhenFree = false;
     static constexpr bool kWritesBeside = false;
 
-    static int64_t step_bytes(const LinearArgs& a) { return a.scales ? kStepSize : 2 * kStepSize; }
-    static bool expands(const LinearArgs& a, int64_t groups) { return a.scales && groups > 1; }
-    static bool takes_whole(const LinearArgs& a, int64_t groups) { return groups <= (a.scales ? 1 : kWholeGroups); }
-    static int64_t expanded_bytes(const LinearArgs& a) { return a.scales ? kBlockSteps * kStepSize * 2 : 0; }
-    static void expand_steps(const LinearArgs&, const char* from, char* to, int64_t steps) {
-        expand_int8((const uint8_t*)from, (bf16*)to, steps);
-    }
+    static constexpr int64_t kStepBytes = 2 * kStepSize;
+    static constexpr int64_t kExpandedBytes = 0;
+    static bool expands(int64_t) { return false; }
+    static bool takes_whole(int64_t groups) { return groups <= kWholeGroups; }
+    static void expand_steps(const char*, char*, int64_t) {}
 
     // Rearranges a weight [outputs, inputs]; both are multiples of 32.
     static void pack(const bf16* weight, bf16* packed, int64_t outputs, int64_t inputs, int threads) {
@@ -64,16 +58,11 @@ struct Pairs {
         return to;
     }
 
-    static WEFT_INLINE void multiply(const bf16* x, int64_t step, int64_t count, int64_t, bool expanded,
-                                     const PanelPart& part) {
+    static WEFT_INLINE void multiply(const bf16* x, int64_t step, int64_t count, int64_t, bool, const PanelPart& part) {
         const bf16* rows = x + step * kStep * count;
-        const bool int8 = part.args->scales && !expanded;
         with_count<kRowsAtOnce>(count, [&](auto counted) {
             constexpr int M = decltype(counted)::value;
-            if (int8)
-                part.near ? panel_int8<M, true>(rows, part) : panel_int8<M, false>(rows, part);
-            else
-                part.near ? panel<M, true>(rows, part) : panel<M, false>(rows, part);
+            part.near ? panel<M, true>(rows, part) : panel<M, false>(rows, part);
         });
     }
 
@@ -125,31 +114,6 @@ struct Pairs {
     static WEFT_INLINE void fetch_ahead(const void* line) {
         __builtin_prefetch((const char*)line + kNearBytes, 0, 3);
         __builtin_prefetch((const char*)line + kFarBytes, 0, 2);
-    }
-
-    // The same with a panel of a packed int8 weight, all of it.
-    template <int M, bool Near>
-    static WEFT_VBMI void panel_int8(const bf16* x, const PanelPart& part) {
-        const Int8Table table;
-        const uint8_t* weight = (const uint8_t*)part.weight;
-        __m512 acc[M][2] = {};
-        for (int64_t s = 0; s < part.steps; s++) {
-            if (!Near) fetch_beside(part, s);
-            const bf16* from = x + s * kStep * M;
-            for (int64_t pair = 0; pair < 16; pair++, weight += kPairBytes, from += 2 * M) {
-                if (Near) fetch_ahead(weight);
-                const PairWords words = table.widen(weight);
-                for (int m = 0; m < M; m++) {
-                    int32_t values;
-                    __builtin_memcpy(&values, from + 2 * m, 4);
-                    __m512bh y = (__m512bh)_mm512_set1_epi32(values);
-                    acc[m][0] = _mm512_dpbf16_ps(acc[m][0], (__m512bh)words.left, y);
-                    acc[m][1] = _mm512_dpbf16_ps(acc[m][1], (__m512bh)words.right, y);
-                }
-            }
-        }
-        for (int m = 0; m < M; m++)
-            for (int n = 0; n < 2; n++) _mm512_storeu_ps(part.sums + m * kPanel + n * 16, acc[m][n]);
     }
 };
 

@@ -25,13 +25,11 @@ struct Tiles {
     static constexpr bool kTakesWhenFree = false;
     static constexpr bool kWritesBeside = true;  // tiles and vectors work at the same time
 
-    static int64_t step_bytes(const LinearArgs& a) { return Pairs::step_bytes(a); }
-    static bool expands(const LinearArgs& a, int64_t) { return a.scales; }
-    static bool takes_whole(const LinearArgs& a, int64_t groups) { return !a.scales && groups <= kWholeGroups; }
-    static int64_t expanded_bytes(const LinearArgs& a) { return Pairs::expanded_bytes(a); }
-    static void expand_steps(const LinearArgs& a, const char* from, char* to, int64_t steps) {
-        Pairs::expand_steps(a, from, to, steps);
-    }
+    static constexpr int64_t kStepBytes = Pairs::kStepBytes;
+    static constexpr int64_t kExpandedBytes = 0;
+    static bool expands(int64_t) { return false; }
+    static bool takes_whole(int64_t groups) { return groups <= kWholeGroups; }
+    static void expand_steps(const char*, char*, int64_t) {}
 
     static const bf16* rearrange(const LinearArgs& a, const RowPart<Tiles>& r, bf16* to) {
         for (int64_t i = 0; i < r.rows; i += kRowsAtOnce)

@@ -172,7 +172,6 @@ float value_at(const uint8_t* step, int o, int i) {
 void linear_parts(int level, bool vnni, int dtype, const QuantPart* parts, int64_t num_parts, const LinearArgs& args) {
     const int64_t size = dtype == kBfloat16 ? 2 : 4;
     LinearArgs part = args;
-    part.scales = nullptr;
     part.stride = args.gated ? args.outputs / 2 : args.outputs;
     for (int64_t i = 0, first = 0; i < num_parts; first += parts[i++].outputs) {
         const auto from_first = [&](const void* what) { return what ? (const char*)what + first * size : nullptr; };
@@ -232,5 +231,5 @@ WEFT_EXPORT void weft_linear_blocks(int level, int vnni, int dtype, const void* 
                                     int64_t num_parts, const void* bias, const void* residual, void* out, int64_t rows,
                                     int64_t inputs, int64_t outputs, int gated, int threads) {
     linear_parts(level, vnni != 0, dtype, parts, num_parts,
-                 LinearArgs{x, nullptr, nullptr, bias, residual, out, rows, inputs, outputs, threads, gated != 0, 0});
+                 LinearArgs{x, nullptr, bias, residual, out, rows, inputs, outputs, threads, gated != 0, 0});
 }

@@ -292,11 +292,11 @@ struct BlockProduct {
     static constexpr bool kTakesWhenFree = true;
     static constexpr bool kWritesBeside = false;
 
-    static int64_t step_bytes(const LinearArgs&) { return L::kBytes; }
-    static bool expands(const LinearArgs&, int64_t groups) { return groups >= kExpandGroups; }
-    static bool takes_whole(const LinearArgs&, int64_t groups) { return groups == 1; }
-    static int64_t expanded_bytes(const LinearArgs&) { return kBlockSteps * Unpacked<L>::kStepBytes; }
-    static void expand_steps(const LinearArgs&, const char* from, char* to, int64_t steps) {
+    static constexpr int64_t kStepBytes = L::kBytes;
+    static constexpr int64_t kExpandedBytes = kBlockSteps * Unpacked<L>::kStepBytes;
+    static bool expands(int64_t groups) { return groups >= kExpandGroups; }
+    static bool takes_whole(int64_t groups) { return groups == 1; }
+    static void expand_steps(const char* from, char* to, int64_t steps) {
         Unpacked<L>::expand((const uint8_t*)from, (uint8_t*)to, steps);
     }
 

@@ -108,11 +108,11 @@ struct BlockTiles {
     static constexpr bool kTakesWhenFree = true;
     static constexpr bool kWritesBeside = true;
 
-    static int64_t step_bytes(const LinearArgs&) { return L::kBytes; }
-    static bool expands(const LinearArgs&, int64_t groups) { return groups > 1; }
-    static bool takes_whole(const LinearArgs&, int64_t groups) { return groups == 1; }
-    static int64_t expanded_bytes(const LinearArgs&) { return kBlockSteps * L::kInputs * kPanel * 2; }
-    static void expand_steps(const LinearArgs&, const char* from, char* to, int64_t steps) {
+    static constexpr int64_t kStepBytes = L::kBytes;
+    static constexpr int64_t kExpandedBytes = kBlockSteps * L::kInputs * kPanel * 2;
+    static bool expands(int64_t groups) { return groups > 1; }
+    static bool takes_whole(int64_t groups) { return groups == 1; }
+    static void expand_steps(const char* from, char* to, int64_t steps) {
         expand_blocks<L>((const uint8_t*)from, (bf16*)to, steps);
     }
 

@@ -110,7 +110,6 @@ WEFT_INLINE void store(bf16* p, vf v) {
 }
 
 WEFT_INLINE float widen(float x) { return x; }
-WEFT_INLINE float widen(int8_t x) { return (float)x; }
 WEFT_INLINE float widen(bf16 x) {
     uint32_t bits = (uint32_t)x.bits << 16;
     float f;
@@ -327,13 +326,12 @@ inline void transpose_words(const int32_t* const* from, int32_t* to, int64_t to_
 #endif
 
 // How a dot product reads its operands: `step` elements at a time into a `vec`, multiplied and added into W partial
-// sums. Wide is for sizes that are a multiple of 2 W, and for operands that are both T; otherwise one may be int8.
+// sums. Wide is for sizes that are a multiple of 2 W.
 template <class T, bool Wide>
 struct Lanes {
     typedef vf vec;
     static constexpr int step = W;
     static WEFT_INLINE vec get(const T* p) { return load(p); }
-    static WEFT_INLINE vec get(const int8_t* p) { return load(p); }
     static WEFT_INLINE vf multiply_add(vec a, vec b, vf sum) { return a * b + sum; }
 };
 #if WEFT_BF16
