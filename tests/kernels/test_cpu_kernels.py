@@ -445,3 +445,18 @@ def test_large_memory_begins_with_a_huge_page_and_small_memory_is_left_alone(mon
     large.fill_(1)
     assert huge_pages.empty(10, dtype=torch.float32).shape == (10,)
     assert len(asked) == 1
+
+
+def test_an_arena_fills_its_pieces(monkeypatch):
+    monkeypatch.setattr(huge_pages, "PIECE_BYTES", 1 << 12)
+    arena = huge_pages.Arena()
+    sizes = (100, 1 << 11, 1, 1 << 11, 1 << 12, 1 << 13)
+    made = [arena.empty(size, dtype=torch.uint8).fill_(i) for i, size in enumerate(sizes)]
+    assert [len(tensor) for tensor in made] == list(sizes)
+    assert all((tensor == i).all() for i, tensor in enumerate(made))
+    first = made[0].data_ptr()
+    assert [tensor.data_ptr() - first for tensor in made[:3]] == [0, 128, 128 + (1 << 11)]
+    pieces = {tensor.untyped_storage().data_ptr() for tensor in made}
+    assert len(pieces) == 4
+    assert arena.empty(3, 5, dtype=torch.bfloat16).shape == (3, 5)
+    assert arena.empty(0, dtype=torch.float32).shape == (0,)

@@ -9,6 +9,7 @@ import ctypes
 import math
 import mmap
 import sys
+import threading
 from functools import cache
 
 import torch
@@ -18,6 +19,8 @@ ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 PAGE_BYTES = 2 << 20
 LEAST_BYTES = 2 * PAGE_BYTES
 """Below this, few whole pages would lie within a tensor."""
+PIECE_BYTES = 64 << 20
+LINE_BYTES = 64
 
 
 def empty(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -30,6 +33,28 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     found = memory[begin : begin + size].view(dtype).view(shape)
     ask(found)
     return found
+
+
+class Arena:
+    """Memory for tensors that live equally long, such as a model's weights: they lie one after the other in pieces of
+    huge pages, which a weight of a few megabytes would hardly fill alone. A piece is freed with the last of its
+    tensors, but for the one at hand."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Memory for a tensor, from a line of a cache on."""
+        size = math.prod(shape) * dtype.itemsize
+        if size > PIECE_BYTES:
+            return empty(*shape, dtype=dtype)
+        taken = -(-size // LINE_BYTES) * LINE_BYTES
+        with self._lock:
+            if taken > len(self._rest):
+                self._rest = empty(PIECE_BYTES, dtype=torch.uint8)
+            found, self._rest = self._rest[:size], self._rest[taken:]
+        return found.view(dtype).view(shape)
 
 
 def ask(tensor: Tensor) -> None:

@@ -46,6 +46,7 @@ class CpuKernels:
         self.vnni = vnni
         self._level = int(level)
         self.sampling = CpuSampling(loaded, self._level)
+        self._memory = huge_pages.Arena()
         self._rms_norm = loaded.weft_rms_norm
         self._silu_mul = loaded.weft_silu_mul
         self._rotate_and_store = loaded.weft_rotate_and_store
@@ -81,7 +82,7 @@ class CpuKernels:
         outputs, inputs = weight.shape
         if outputs % PANEL or inputs % PANEL or not weight.is_contiguous():
             return weight
-        packed = huge_pages.empty(outputs // PANEL, inputs // PANEL, PANEL, PANEL, dtype=weight.dtype)
+        packed = self._memory.empty(outputs // PANEL, inputs // PANEL, PANEL, PANEL, dtype=weight.dtype)
         self._pack_weight(
             *(self._level, DTYPES[weight.dtype], weight.data_ptr(), packed.data_ptr()),
             *(outputs, inputs, torch.get_num_threads()),
@@ -93,7 +94,7 @@ class CpuKernels:
         if weight.packed or not weight.is_cpu or not all(can_pack(part, weight.inputs) for part in weight.parts):
             return weight
         size = sum(packed_size(part, weight.inputs) for part in weight.parts)
-        data = huge_pages.empty(size, dtype=torch.uint8)
+        data = self._memory.empty(size, dtype=torch.uint8)
         packed = BlockWeight.of(data, weight.parts, weight.inputs, packed=True)
         for (source, outputs, kind), (target, *_) in zip(fields_of(weight), fields_of(packed), strict=True):
             self._pack_blocks(kind, source, target, outputs, weight.inputs, torch.get_num_threads())

@@ -85,11 +85,16 @@ struct PanelPart {
     int64_t steps;
     bool add;           // to what is in `sums`
     float* sums;        // rows 32 apart
-    const char* fetch;  // what will be read after this panel, or `near`, in this one; null: nothing
+    const char* fetch;  // what will be read after this panel; null: nothing
     int64_t lines;      // of `fetch`, per step
-    bool near;          // soon enough for the first-level cache
+    bool near;          // instead of `fetch`, lines of this panel are fetched ahead of their turn
     const LinearArgs* args;
-    ReadySums ready;    // of the rows before these; without rows: none
+    ReadySums ready;  // of the rows before these; without rows: none
+    const char* end;  // of this panel
+    int64_t jump;     // from there to the panel that this thread reads next
+
+    // Where that lies which is read when `line` would be, if the next panel followed this one.
+    WEFT_INLINE const char* following(const char* line) const { return line >= end ? line + jump : line; }
 };
 
 // What is done beside each step, so that memory and arithmetic work at the same time.
@@ -133,7 +138,7 @@ void linear_panel(const LinearArgs& a, const RowPart<P>& r, int64_t panel, const
     const int64_t groups = r.groups(), each = r.at_once();
     const bool expand = P::expands(groups), whole = P::takes_whole(groups);
     const char* weight = (const char*)a.weight + panel * size;
-    PanelPart part{nullptr, whole ? steps : P::kBlockSteps, false, nullptr, nullptr, 0, false, &a, {}};
+    PanelPart part{nullptr, whole ? steps : P::kBlockSteps, false, nullptr, nullptr, 0, false, &a, {}, weight + size, next ? next - (weight + size) : 0};
     part.near = P::kNearBytes && groups == 1 && !expand;
     part.lines = (P::kStepBytes / 64 + groups - 1) / groups;
     const char *fetch = next, *end = fetch + (next ? size : 0);
@@ -148,7 +153,6 @@ void linear_panel(const LinearArgs& a, const RowPart<P>& r, int64_t panel, const
             int64_t bytes = part.lines * part.steps * 64;
             part.sums = sums + m * kPanel;
             part.fetch = next && fetch < end ? fetch : nullptr;  // beyond the end it does no harm
-            if (part.near) part.fetch = from + P::kNearBytes;    // nor here
             fetch += bytes;
             P::multiply(r.x + m * a.inputs, s, count, groups, expand, part);
             if (write && s + part.steps == steps) {

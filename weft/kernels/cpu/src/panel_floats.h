@@ -143,7 +143,7 @@ struct Floats {
                     acc[m][n] = part.add ? load(part.sums + m * kPanel + (first + n) * W) : vf{};
             for (int64_t s = 0; s < part.steps; s++) {
                 if (!Near && first == 0) fetch_beside(part, s);
-                const char* ahead = part.fetch + s * kStepSize * (int64_t)sizeof(Weight);
+                const char* ahead = part.weight + kNearBytes + s * kStepSize * (int64_t)sizeof(Weight);
                 const Weight* pair = weight + s * kStepSize + first * W / 16 * kHalfSize;
                 const float* from = x + s * kStep * M;
                 for (int64_t k = 0; k < kStep; k += 2, pair += kPairSize, from += 2 * M) {

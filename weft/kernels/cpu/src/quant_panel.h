@@ -126,15 +126,15 @@ struct QuantRows {
 
 // As for `Floats`: one group reads every line once, and lines are fetched so little ahead of their turn.
 constexpr int64_t kNearBlocks = 1 << 10;
-constexpr int64_t kFarBlocks = kNearBlocks + (8 << 10);
+constexpr int64_t kFarBlocks = kNearBlocks + (4 << 10);
 
-// The lines that follow those of a group of a step's 32 inputs, which begin at `sub`.
+// A group's part of the lines of 32 inputs, which begin at `near` and `far`.
 template <class From>
-WEFT_INLINE void fetch_ahead(const uint8_t* sub, int group) {
+WEFT_INLINE void fetch_ahead(const char* near, const char* far, int group) {
     constexpr int kLines = (From::kStepBytes / (From::Layout::kInputs / 32) + 63) / 64;
     for (int line = kLines * group / 8; line < kLines * (group + 1) / 8; line++) {
-        __builtin_prefetch(sub + kNearBlocks + line * 64, 0, 3);
-        __builtin_prefetch(sub + kFarBlocks + line * 64, 0, 2);
+        __builtin_prefetch(near + line * 64, 0, 3);
+        __builtin_prefetch(far + line * 64, 0, 2);
     }
 }
 
@@ -161,6 +161,8 @@ __attribute__((noinline)) void quant_panel(const void* x, const PanelPart& part)
                     const char* line = part.fetch + s * part.lines * 64;
                     for (int64_t i = from; i < to; i++) __builtin_prefetch(line + i * 64, 0, 2);
                 }
+                const char* lines = (const char*)step + sub * (From::kStepBytes / kSubs);
+                const char *near = part.following(lines + kNearBlocks), *far = part.following(lines + kFarBlocks);
 #pragma GCC unroll 2
                 for (int p = 0; p < L::kParts; p++) {
                     vi sums[M][N];
@@ -169,7 +171,7 @@ __attribute__((noinline)) void quant_panel(const void* x, const PanelPart& part)
 #pragma GCC unroll 8
                     for (int g = 0; g < kGroups; g++) {
                         const int group = p * kGroups + g;
-                        if (Near && first == 0) fetch_ahead<From>(step + sub * (From::kStepBytes / kSubs), group);
+                        if (Near && first == 0) fetch_ahead<From>(near, far, group);
                         typename D::Weight weight[N];
                         for (int n = 0; n < N; n++) weight[n] = D::prepared(From::numbers(step, sub, group, first + n));
                         for (int m = 0; m < M; m++) {
