@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.sched.stepping import Stepped
-from weft.sched.interception import LAST_QUEUED
+from weft.sched import wait_log
+from weft.sched.wait_log import LAST_QUEUED, WaitLog
 
 
-def told_s(stepped: Stepped) -> float:
+def told_s(stepped: Stepped, tenant: str = "") -> float:
     interception = stepped.scheduler._state.interception
     interception._load = None
-    return interception._load_at(stepped.now).queued_s
+    return interception._load_at(stepped.now).queued_s.get(tenant, 0.0)
 
 
 def test_it_is_an_average_from_arrival_to_admission() -> None:
@@ -40,3 +41,13 @@ def test_it_is_an_average_from_arrival_to_admission() -> None:
     stepped.generate(4, 2)
     stepped.run()
     assert told_s(stepped) == before_s, "a request that continues nothing any more is no return"
+    assert told_s(stepped, "another") == 0.0
+
+
+def test_averages_of_many_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_log, "MAX_TENANTS", 2)
+    waits = WaitLog()
+    for tenant in ("one", "two", "one", "three"):
+        waits.queued(tenant, 2.0)
+    assert list(waits.queued_s) == ["one", "three"]
+    assert waits.queued_s["one"] == pytest.approx(2.0 * (1 - (1 - LAST_QUEUED) ** 2))

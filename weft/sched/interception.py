@@ -37,8 +37,6 @@ IDLE_COPIES = 1024
 """Pages that a step may move which computes nothing."""
 HORIZON_STEPS = 8
 """Copies are made ahead of runs that would be given up within so many steps full of prompts."""
-LAST_QUEUED = 0.05
-"""Weight of the last return in the average of the times for which returns wait for the device."""
 MAX_CONSIDERED = 64
 """Runs that are considered for a copy in one step."""
 
@@ -74,8 +72,6 @@ class Interception:
         self._sequences = sequences
         self._config = config
         self.policy = policy
-        self._queued_s = 0.0
-        """Average of the seconds for which the last returns waited for the device."""
         self._rests = 0
         """Steps until copies are looked for again, where no candidate changes: none was worth making."""
         self._seen_changes = 0
@@ -180,7 +176,7 @@ class Interception:
                 host_pages=self._cache.tiers.host.num_pages,
                 costs=self._costs,
                 swap_hidden=self._swap_hidden(shape),
-                queued_s=self._queued_s,
+                queued_s=self.waits.queued_s,
             )
         return self._load
 
@@ -390,7 +386,7 @@ class Interception:
     def count_return(self, sequence: Sequence, queued_s: float) -> None:
         """A sequence whose KV was in the index while it waited is admitted, `queued_s` after its operation arrived:
         note where its KV was."""
-        self._queued_s += LAST_QUEUED * (queued_s - self._queued_s)
+        self.waits.queued(sequence.tenant, queued_s)
         had = min(sequence.high_water, len(sequence.tokens) - 1)
         self._count_found(sequence, sequence.returned_kind, had)
         sequence.returned_kind = ""

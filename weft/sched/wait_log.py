@@ -7,7 +7,7 @@ times a second. Counts have the labels of `weft.core.waits`, of which there are 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +19,10 @@ from weft.metrics import Histogram
 from weft.sched.policies.estimators import WaitEstimator
 from weft.sched.policies.runs import InterceptPolicy
 
+LAST_QUEUED = 0.05
+"""Weight of a tenant's last return in the average of the times for which its returns wait for the device."""
+MAX_TENANTS = 1024
+"""Whose averages are kept: those with the last returns."""
 MAX_PAST = 4096
 """Waits that are kept for the policy; older ones are dropped."""
 WAIT_RATIO_BUCKETS = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.25, 2.0, 3.0, 10.0, 30.0, 100.0)
@@ -59,6 +63,15 @@ class WaitLog:
         """(label of the kind, `Found`) -> waits that ended so."""
         self.ratios: dict[str, Histogram] = {}
         """By label: how long waits took, divided by how long they were expected to take when they began."""
+        self.queued_s: OrderedDict[str, float] = OrderedDict()
+        """By tenant: average of the seconds for which its last returns waited for the device."""
+
+    def queued(self, tenant: str, queued_s: float) -> None:
+        """A return has waited for the device for so many seconds."""
+        before_s = self.queued_s.pop(tenant, 0.0)
+        self.queued_s[tenant] = before_s + LAST_QUEUED * (queued_s - before_s)
+        if len(self.queued_s) > MAX_TENANTS:
+            self.queued_s.popitem(last=False)
 
     def returned(self, kind: str, found: Found) -> None:
         """Count a wait that has ended."""

@@ -42,10 +42,11 @@ def test_the_ratio_by_hand() -> None:
 
 
 def test_kv_is_needed_once_its_return_has_waited_for_the_device() -> None:
-    runs = context(2, expected_s=[NOW + 2, NOW - 1])
-    busy = LOAD._replace(queued_s=3.0)
-    assert ranks(runs, busy) == pytest.approx([WHOLE_WASTE / 800, WHOLE_WASTE / 480], rel=1e-5)
-    runs = context(kind=2, kinds=(PREFIX, UNUSED, WaitKind.QUEUE))
+    tenants = ("busy", "idle")
+    runs = context(3, expected_s=[NOW + 2, NOW - 1, NOW + 2], tenant=[0, 0, 1], tenants=tenants)
+    busy = LOAD._replace(queued_s={"busy": 3.0})
+    assert ranks(runs, busy) == pytest.approx([WHOLE_WASTE / 800, WHOLE_WASTE / 480, WHOLE_WASTE / 320], rel=1e-5)
+    runs = context(kind=2, kinds=(PREFIX, UNUSED, WaitKind.QUEUE), tenants=tenants)
     assert ranks(runs, busy) == ranks(runs), "it waits for the device already"
 
 

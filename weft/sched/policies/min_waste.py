@@ -140,10 +140,14 @@ class MinWastePolicy:
         return self._last[2]
 
     def _remaining_s(self, runs: PageRuns, load: Load) -> F64:
-        """[n] until the KV is needed: the time to the return, and that for which returns wait for the device. At least
-        `SOONEST_S`, but for sequences that wait for the device alone: they run as soon as there is room, the first that
-        came the first."""
-        remaining_s = np.maximum(self.estimator.remaining_s(runs, load.now) + load.queued_s, SOONEST_S)
+        """[n] until the KV is needed: the time to the return, and that for which the tenant's returns wait for the
+        device. At least `SOONEST_S`, but for sequences that wait for the device alone: they run as soon as there is
+        room, the first that came the first."""
+        remaining_s = self.estimator.remaining_s(runs, load.now)
+        if load.queued_s and runs.tenants:
+            by_tenant = [load.queued_s.get(tenant, 0.0) for tenant in runs.tenants]
+            remaining_s = remaining_s + np.array(by_tenant).take(runs.tenant)
+        remaining_s = np.maximum(remaining_s, SOONEST_S)
         queued = _has_returned(runs).nonzero()[0]
         if len(queued):
             remaining_s[queued] = SOONEST_S / (1.0 + elapsed_s(runs, load.now)[queued])

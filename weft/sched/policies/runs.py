@@ -7,6 +7,7 @@ which runs go are the prefix index's. Knows no sequences.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -37,8 +38,8 @@ class Load(NamedTuple):
     """None: nothing was profiled. Then recomputing counts in proportion to its tokens, which is enough for an order."""
     swap_hidden: float = 0.0
     """Part of the time of a transfer in which forwards go on: 0 where steps stall for all of it, 1 for none."""
-    queued_s: float = 0.0
-    """Seconds for which returns wait for the device, of late: from then on their KV is needed."""
+    queued_s: Mapping[str, float] = {}
+    """By tenant: seconds for which its returns wait for the device, of late. Only then is their KV needed."""
 
 
 class InterceptPolicy(Protocol):
