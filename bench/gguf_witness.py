@@ -17,7 +17,6 @@ type:
 from __future__ import annotations
 
 import argparse
-import ctypes
 import sys
 import tempfile
 from pathlib import Path
@@ -29,7 +28,7 @@ from tokenizers import Tokenizer
 
 from bench.peers import INSTALL
 from bench.peers.gguf_checkpoint import gguf_file
-from bench.peers.llama_cpp_batch import LlamaCpp, silence
+from bench.peers.llama_cpp_batch import LlamaCpp, quantized
 from bench.quantization import next_token_logprobs
 from training.weft_tiny.data import KINDS, held_out
 from training.weft_tiny.render import render
@@ -65,19 +64,6 @@ class Comparison(NamedTuple):
         margins = (largest[:, 1] - largest[:, 0])[is_other]
         divergence = (np.exp(a) * (a - b)).sum(-1).mean()
         return cls(len(a), int(is_other.sum()), float(margins.max(initial=0.0)), float(divergence))
-
-
-def quantized(source: Path, kind: str, file: Path) -> Path:
-    """A GGUF file in another type, written by llama.cpp's own quantizer. Raises `RuntimeError`."""
-    import llama_cpp
-
-    silence()
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
-    params.nthread, params.allow_requantize = THREADS, True
-    if llama_cpp.llama_model_quantize(str(source).encode(), str(file).encode(), ctypes.byref(params)):
-        raise RuntimeError(f"llama.cpp could not write {file.name}")
-    return file
 
 
 def of_llama_cpp(file: Path, texts: list[list[int]]) -> list[F64]:

@@ -1,7 +1,7 @@
 """Offline throughput and latency against other engines on the same weights, tokens and threads.
 
     python -m bench.offline [--runs 5] [--peers transformers,llama.cpp,openvino,vllm] [--packages DIR]
-                            [--vllm-python PATH] [--level LEVEL] [--shape SHAPE] [--gguf q8_0|q4_0|q4_k|FILE]
+                            [--vllm-python PATH] [--level LEVEL] [--shape SHAPE] [--gguf q8_0|q4_0|q4_k|q4_k_m|FILE]
                             [--requests 32 1]
                             [--json FILE [--resume]]
 
@@ -14,7 +14,8 @@ A peer that is not installed is left out, and said so, with what would install i
 `--target` into a directory of its own, which `--packages` names; vLLM needs an environment of its own.
 
 `--gguf` has Weft, llama.cpp and OpenVINO, the peers that read it, compute on the same file with quantized blocks: one
-made of the random checkpoint, or FILE, whose vocabulary has at least the 32,000 tokens of SHAPE.
+made of the random checkpoint, or FILE, whose vocabulary has at least the 32,000 tokens of SHAPE. The file of q4_k_m,
+which has some matrices in Q6_K, is by llama.cpp's own quantizer.
 
 `--level` holds all engines to the instructions of a smaller processor. An engine whose own output does not show that it
 stays there gets no figure. With `--json`, the file is written after every pair of runs, and `--resume` continues such a
@@ -41,6 +42,7 @@ from bench import alone
 from bench.peers import INSTALL, PEERS, levels
 from bench.peers.child import ChildPeer
 from bench.peers.gguf_checkpoint import gguf_file
+from bench.peers.llama_cpp_batch import quantized
 from bench.peers.text import one_line
 from bench.peers.vllm_cpu import vllm_cpu
 from bench.resume import add_arguments, check_arguments, chosen, continued
@@ -53,6 +55,7 @@ INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, THREADS = 256, 64, 32, 2
 CONTEXT = 512
 """Tokens that each engine has room for, in each of `REQUESTS` sequences."""
 GGUF_PRECISIONS = ("q8_0", "q4_0", "q4_k")
+GGUF_TYPES = (*GGUF_PRECISIONS, "q4_k_m")
 GGUF_PEERS = ("llama.cpp", "openvino")
 SHAPES = {"qwen3-0.6b": QWEN3_0_6B, "qwen3-1.7b": QWEN3_1_7B}
 # What Weft's engine process sets for itself; here every engine has it.
@@ -97,12 +100,16 @@ def start(name: str, checkpoint: Path, args: argparse.Namespace) -> ChildPeer:
     if args.packages:
         command.append(str(args.packages.resolve()))
     options = {"quantization": args.quantization} if name == "weft" else {}
-    model = checkpoint if args.gguf is None else gguf_of(args.gguf, checkpoint)
+    model = checkpoint if args.gguf is None else gguf_of(args.gguf, checkpoint, args.packages)
     return ChildPeer(name, command, environment, checkpoint=str(model), threads=args.threads, **options)
 
 
-def gguf_of(wanted: str, checkpoint: Path) -> Path:
-    """The GGUF file that `--gguf` asks for."""
+def gguf_of(wanted: str, checkpoint: Path, packages: Path | None = None) -> Path:
+    """The GGUF file that `--gguf` asks for. Raises `ImportError` where that needs llama.cpp and it is not installed."""
+    if wanted == "q4_k_m":
+        file = checkpoint / "model-q4_k_m.gguf"
+        source = gguf_file(checkpoint, "bf16", tokens=True)
+        return file if file.exists() else quantized(source, "MOSTLY_Q4_K_M", file, packages)
     return gguf_file(checkpoint, wanted, tokens=True) if wanted in GGUF_PRECISIONS else Path(wanted)  # type: ignore[arg-type]
 
 
@@ -306,7 +313,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--input-tokens", type=int, default=INPUT_TOKENS)
     parser.add_argument("--output-tokens", type=int, default=OUTPUT_TOKENS)
     parser.add_argument("--quantization", choices=["int8", "int4"], help="of Weft's weights; peers keep bfloat16")
-    parser.add_argument("--gguf", help=f"a file that engines compute on, or its type: {', '.join(GGUF_PRECISIONS)}")
+    parser.add_argument("--gguf", help=f"a file that engines compute on, or its type: {', '.join(GGUF_TYPES)}")
     parser.add_argument("--checkpoint", type=Path, help="a checkpoint of SHAPE to use instead of a random one")
     add_arguments(parser, record="every pair of runs", kept="figures")
     args = parser.parse_args(arguments)
@@ -314,8 +321,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     args.peers = chosen(parser, args.peers or ",".join(peers), peers, kind)
     if args.gguf is not None and args.quantization:
         parser.error("--gguf and --quantization exclude each other")
-    if args.gguf is not None and args.gguf not in GGUF_PRECISIONS and not Path(args.gguf).is_file():
-        parser.error(f"--gguf {args.gguf} is neither a file nor one of {', '.join(GGUF_PRECISIONS)}")
+    if args.gguf is not None and args.gguf not in GGUF_TYPES and not Path(args.gguf).is_file():
+        parser.error(f"--gguf {args.gguf} is neither a file nor one of {', '.join(GGUF_TYPES)}")
     if max(args.requests, default=1) > REQUESTS or args.input_tokens + args.output_tokens > CONTEXT:
         parser.error(f"every engine has room for {REQUESTS} requests of {CONTEXT} tokens, input and output together")
     if args.packages and not args.packages.is_dir():

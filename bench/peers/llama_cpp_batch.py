@@ -6,7 +6,9 @@ of repacked weights while it loads is kept (`instructions`), with the instructio
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from bench.peers.gguf_checkpoint import gguf_file
 from weft.core.step import F32
 
 BATCH_TOKENS, UBATCH_TOKENS = 2048, 512
+QUANTIZING_THREADS = 2
 MOST_LINES = 20
 """Of what is kept of its log."""
 GGML_TYPE_BF16 = 30
@@ -35,6 +38,22 @@ def silence() -> None:
     import llama_cpp
 
     llama_cpp.llama_log_set(_no_log(), None)
+
+
+def quantized(source: Path, kind: str, file: Path, packages: Path | None = None) -> Path:
+    """A GGUF file in another type, one of llama.cpp's `LLAMA_FTYPE_`, written by its own quantizer. `packages` is a
+    directory to find llama.cpp in. Raises `ImportError` where it is not installed, and `RuntimeError`."""
+    if packages is not None and str(packages.resolve()) not in sys.path:
+        sys.path.append(str(packages.resolve()))
+    import llama_cpp
+
+    silence()
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
+    params.nthread, params.allow_requantize = QUANTIZING_THREADS, True
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(file).encode(), ctypes.byref(params)):
+        raise RuntimeError(f"llama.cpp could not write {file.name}")
+    return file
 
 
 class LlamaCpp:

@@ -248,7 +248,7 @@ def test_numbers_carry_the_machine_and_the_versions() -> None:
             "no such peer with --gguf: vllm; there are llama.cpp, openvino",
         ),
         (["--gguf", "q8_0", "--quantization", "int8"], "--gguf and --quantization exclude each other"),
-        (["--gguf", "nowhere.gguf"], "nowhere.gguf is neither a file nor one of q8_0, q4_0, q4_k"),
+        (["--gguf", "nowhere.gguf"], "nowhere.gguf is neither a file nor one of q8_0, q4_0, q4_k, q4_k_m"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
