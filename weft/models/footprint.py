@@ -22,9 +22,8 @@ GIB = 2**30
 
 
 class WeightAllocation(NamedTuple):
-    """A tensor that a layer has in memory."""
+    """How a weight lies in memory."""
 
-    name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -33,8 +32,8 @@ def allocation(target: WeightTarget, spec: ModelSpec) -> WeightAllocation:
     """The weight. Of one in blocks, the bytes that it takes when it is packed."""
     if target.blocks:
         size = sum(packed_size(part, target.shape[1]) for part in merged(target.blocks))
-        return WeightAllocation(target.name, (size,), torch.uint8)
-    return WeightAllocation(target.name, target.shape, spec.dtype)
+        return WeightAllocation((size,), torch.uint8)
+    return WeightAllocation(target.shape, spec.dtype)
 
 
 def weight_targets(checkpoint: Checkpoint, spec: ModelSpec) -> list[list[WeightTarget]]:

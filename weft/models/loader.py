@@ -205,7 +205,7 @@ def _slices_of_blocks(target: WeightTarget, weight: Tensor, spec: ModelSpec) -> 
 def _allocate(target: WeightTarget, spec: ModelSpec, device: torch.device) -> Tensor:
     """A weight, uninitialized; of one in blocks, the bytes before they are packed."""
     if not target.blocks:
-        _, shape, dtype = allocation(target, spec)
+        shape, dtype = allocation(target, spec)
         return torch.empty(shape, dtype=dtype, device=device)
     size = sum(stored_size(part, target.shape[1]) for part in target.blocks)
     data = torch.empty(size, dtype=torch.uint8, device=device)
