@@ -53,8 +53,8 @@ HARMLESS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 """Suffixes of tensors in old checkpoints that are computed from the configuration."""
 READABLE = {*FLOATS, *TYPE_NAMES}
 """Dtypes that weights may be stored in."""
-QUANTIZED_NUMBERS = 4 << 20
-"""Rows of a tensor quantized at a time."""
+QUANTIZED_NUMBERS = 1 << 20
+"""Numbers of a tensor that are quantized at a time: what comes of them in between stays near the caches."""
 
 
 @dataclass(frozen=True)
