@@ -74,7 +74,7 @@ def compiled_grammar(grammar: Grammar, vocabulary: LLTokenizer, max_string_chars
 
 
 def check_grammar(grammar: Grammar) -> None:
-    """Raise `InvalidRequest` for a grammar that no engine can follow, whatever its tokens, naming the place. Compiles
+    """Raise `InvalidRequest` for a grammar that no engine can follow with any tokens, naming the place. Compiles
     within the stack of the thread: not for grammars that may be nested without a bound."""
     compiled_grammar(grammar, _bytes_alone(), MAX_JSON_STRING_CHARS)
 

@@ -212,7 +212,7 @@ class CudaLink:
             self._arrived = None
 
     def wait_idle(self) -> None:
-        """Have the current stream wait for those of the link, whatever they carry."""
+        """Have the current stream wait for all that those of the link carry."""
         for stream in (self._outward, self._inward):
             torch.cuda.current_stream(self._device).wait_stream(stream)
         self._arrived = None

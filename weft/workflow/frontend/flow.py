@@ -95,8 +95,8 @@ def _check_function(function: Any) -> None:
 def flow(function: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
     """Make a flow of a function, as a decorator with or without arguments. Parameters without a default are columns of
     the rows; one with a default is a constant, and rows with a column of its name are refused. The function is called
-    once, when the graph is first asked for: a global that changes later is not seen. Raises `FlowError` for what is no
-    plain function."""
+    once, when the graph is first asked for: a global that changes later is not seen. Raises `FlowError` for anything
+    but a plain function."""
     if function is None:
         return functools.partial(flow, name=name)
     return Flow(function, name)

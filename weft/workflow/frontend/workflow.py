@@ -110,5 +110,5 @@ class Workflow:
 
     def _with_functions(self, options: dict[str, Any]) -> Any:
         given = options.get("functions") or {}
-        # What is no mapping is refused where all options are checked.
+        # Anything but a mapping is refused where all options are checked.
         return {**options, "functions": {**self.functions, **given} if isinstance(given, Mapping) else given}
