@@ -105,11 +105,18 @@ def start(name: str, checkpoint: Path, args: argparse.Namespace) -> ChildPeer:
 
 
 def gguf_of(wanted: str, checkpoint: Path, packages: Path | None = None) -> Path:
-    """The GGUF file that `--gguf` asks for. Raises `ImportError` where that needs llama.cpp and it is not installed."""
+    """The GGUF file that `--gguf` asks for. Ends the process where llama.cpp has to make it and is not installed."""
     if wanted == "q4_k_m":
         file = checkpoint / "model-q4_k_m.gguf"
-        source = gguf_file(checkpoint, "bf16", tokens=True)
-        return file if file.exists() else quantized(source, "MOSTLY_Q4_K_M", file, packages)
+        if not file.exists():
+            source = gguf_file(checkpoint, "bf16", tokens=True)
+            try:
+                quantized(source, "MOSTLY_Q4_K_M", file.with_suffix(".unfinished"), packages).replace(file)
+            except ImportError as error:
+                raise SystemExit(
+                    f"llama.cpp, which makes this file, is missing ({error}): {INSTALL['llama.cpp']}"
+                ) from error
+        return file
     return gguf_file(checkpoint, wanted, tokens=True) if wanted in GGUF_PRECISIONS else Path(wanted)  # type: ignore[arg-type]
 
 

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from tests.models.runner import greedy
+from tests.models.runner import greedy, with_kernels
 from tests.models.test_gguf import LARGE
 from weft.abi.errors import ConfigError
 from weft.config import EngineConfig, Quantization
-from weft.kernels import dispatch
 from weft.llm import LLM
 from weft.models.loader import load_model
 from weft.models.random_checkpoints import write_tiny
@@ -22,9 +20,6 @@ ENGINE = {"device": "cpu", "threads": 2, "num_pages": 200, "max_context": 256}
 NUM_TOKENS = 12
 
 quantizations = pytest.mark.parametrize("quantization", ["int8", "int4"])
-with_kernels = pytest.mark.skipif(
-    not dispatch.block_types("cpu", torch.float32), reason="without the library in C++ nothing is quantized"
-)
 
 
 def prompts() -> list[list[int]]:

@@ -257,6 +257,31 @@ def test_what_cannot_be_measured_is_refused(arguments: list[str], why: str, caps
     assert why in capsys.readouterr().err
 
 
+def test_a_file_of_q4_k_m_is_made_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write_tiny(tmp_path, **LARGE, tie_word_embeddings=True, dtype=torch.bfloat16)
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(SystemExit, match=r"llama\.cpp, which makes this file, is missing"):
+        offline.gguf_of("q4_k_m", checkpoint)
+    made: list[Path] = []
+
+    def quantized(source: Path, kind: str, file: Path, packages: Path | None) -> Path:
+        assert (source.name, kind) == ("model-bf16.gguf", "MOSTLY_Q4_K_M")
+        file.write_bytes(b"half")
+        made.append(file)
+        if len(made) == 1:
+            raise RuntimeError("the disk is full")
+        return file
+
+    monkeypatch.setattr(offline, "quantized", quantized)
+    with pytest.raises(RuntimeError):
+        offline.gguf_of("q4_k_m", checkpoint)
+    file = checkpoint / "model-q4_k_m.gguf"
+    assert not file.exists()
+    assert offline.gguf_of("q4_k_m", checkpoint) == offline.gguf_of("q4_k_m", checkpoint) == file
+    assert file.exists()
+    assert len(made) == 2
+
+
 @pytest.mark.parametrize("precision", ["bf16", *offline.GGUF_PRECISIONS])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_gguf_file_is_made_of_the_checkpoint(precision: str, family: str, tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from tokenizers import Tokenizer
 
 from bench import quantization
 from bench.quantization import ASSET, BFLOAT16, FLOAT32, INT8
+from tests.models.runner import with_kernels
+
+pytestmark = with_kernels
 
 
 @pytest.fixture(autouse=True)

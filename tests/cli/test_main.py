@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.models.runner import with_kernels
 from weft.abi.errors import ConfigError
 from weft.cli.serve import per_model
 from weft.cli.settings import load
@@ -236,6 +237,7 @@ def test_doctor_plans_the_pages_that_an_engine_gets(weft):
         )  # the server's, and the offline API's
 
 
+@with_kernels
 def test_doctor_says_what_computes_with_quantized_weights(weft):
     plain, *quantized = (
         json.loads(weft("doctor", "--json", "--num-pages", "128", "--device", "cpu", *more).output)

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 
+from tests.models.runner import with_kernels
 from weft.cli import profile_report
 from weft.config import EngineConfig
 from weft.core.cost.fit import Sample
@@ -88,6 +89,7 @@ def test_an_engine_uses_what_was_kept(weft, checkpoint, monkeypatch, tmp_path, c
     assert f"{stored} is not used: it is no cost profile, or a damaged one" in caplog.text
 
 
+@with_kernels
 def test_doctor_says_what_another_dtype_takes_where_it_was_measured(weft, checkpoint, monkeypatch, tmp_path):
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     config = EngineConfig(model=checkpoint, device="cpu", num_pages=64, max_running=4, threads=1)

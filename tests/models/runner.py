@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -19,6 +20,9 @@ from weft.models.footprint import weight_bytes, with_settings
 from weft.models.loader import open_checkpoint
 
 PROMPTS = [[5, 9, 200, 31, 7], [301], [44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56], [7, 7], [1, 2, 3] * 9]
+with_kernels = pytest.mark.skipif(
+    not dispatch.block_types("cpu", torch.float32), reason="without the library in C++ nothing is quantized"
+)
 BATCHES = ([0], [1], [2], [3, 4, 0], [0, 1, 2, 3, 4], [4, 2])
 """Of these prompts."""
 

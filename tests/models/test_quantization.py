@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models.any_batch import best_kernels, check_any_batch
-from tests.models.runner import PROMPTS, Runner, all_weights, bytes_of_weights, greedy, plain
+from tests.models.runner import PROMPTS, Runner, all_weights, bytes_of_weights, greedy, plain, with_kernels
 from tests.models.test_gguf import LARGE
 from weft.abi.errors import ModelLoadError, Unsupported
 from weft.config import Quantization
-from weft.kernels import dispatch
 from weft.kernels.block_weights import BlockWeight
 from weft.kernels.quantize import quantize
 from weft.models import loader
@@ -32,9 +31,6 @@ BYTES = {"int8": 0.54, "int4": 0.3}
 
 quantizations = pytest.mark.parametrize("quantization", ["int8", "int4"])
 dtypes = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-with_kernels = pytest.mark.skipif(
-    not dispatch.block_types("cpu", torch.float32), reason="without the library in C++ nothing is quantized"
-)
 
 
 def test_weight_bytes_are_those_of_the_loaded_model(tmp_path: Path) -> None:

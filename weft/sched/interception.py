@@ -176,7 +176,7 @@ class Interception:
                 host_pages=self._cache.tiers.host.num_pages,
                 costs=self._costs,
                 swap_hidden=self._swap_hidden(shape),
-                queued_s=self.waits.queued_s,
+                queued_s=dict(self.waits.queued_s),
             )
         return self._load
 
