@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from training.weft_tiny import conversations, evaluate, export, train
-from training.weft_tiny.batches import Row, collate
+from training.weft_tiny.batches import Batch, Row, collate, reused
 from training.weft_tiny.cases import COLUMNS, TEST, read
 from training.weft_tiny.evaluate import Difference, difference, may_ship
 from training.weft_tiny.grammar import TOP
@@ -49,8 +49,8 @@ def trainer(state: Path, tokens: int, **changes: Any) -> train.Trainer:
     args = argparse.Namespace(
         state=state, asset=ASSET, compact=None, fresh=True, tokens=tokens, decay_tokens=None, decay_seconds=None,
         warmup=500, batch=400, longest=200, long_share=0.0, prompt_weight=0.02, average=0.9, muon_lr=0.02,
-        adam_lr=0.004, seed=1, workers=0, device="cpu", compile=False, report=2, check_cases=2, check_seconds=0.0,
-        save_seconds=0.0, share=[], noise=0.3,
+        adam_lr=0.004, seed=1, workers=0, uses=1, device="cpu", compile=False, report=2, check_cases=2,
+        check_seconds=0.0, save_seconds=0.0, share=[], noise=0.3,
     )  # fmt: skip
     vars(args).update(changes)
     return train.Trainer(args)
@@ -185,6 +185,19 @@ def test_an_answer_is_right_if_all_of_its_tokens_are() -> None:
     assert train.answer_hits(hits, batch.answers).tolist() == [False, True, False]
 
 
+def test_a_batch_comes_again_among_later_ones_and_tells_nothing_of_its_level() -> None:
+    fresh = [Batch(torch.full((2, 3), index), torch.ones(2, 3), torch.zeros(0, 3), 6, (("chat", 2), ("json", 1)))
+             for index in range(50)]  # fmt: skip
+    batches = list(reused(iter(fresh), 3, 7, after=5))
+    counted = [int(batch.tokens[0, 0]) for batch in batches if batch.sources[0] == ("chat", 2)]
+    again = [int(batch.tokens[0, 0]) for batch in batches if batch.sources == (("", 0), ("", 0))]
+    assert counted == list(range(50))
+    assert len(batches) == 50 + len(again) == 50 + 2 * 45
+    assert max(map(again.count, again)) <= 2
+    assert again != sorted(again)
+    assert list(reused(iter(fresh), 1, 7)) == fresh
+
+
 def test_other_processes_make_batches_by_the_curriculum(tmp_path: Path) -> None:
     ran = trainer(tmp_path, 1500, workers=1, report=1, share=[(kind, float(kind == "list")) for kind in train.WEIGHTS])
     for level in range(1, TOP):
@@ -245,6 +258,7 @@ def test_the_card_has_every_conversation() -> None:
         (["--decay-seconds", "nan"], "--decay-seconds must be positive"),
         (["--share", "poem=0.5"], "no kind 'poem'"),
         (["--share", "tool=-1"], "invalid"),
+        (["--uses", "0"], "--uses must be at least 1"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(

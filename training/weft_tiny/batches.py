@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -25,6 +25,8 @@ _LEAST_POOL = 2000
 """Rows that are made before they are sorted by length."""
 _TYPICAL_ROW = 150
 """Approximate number of tokens of a conversation."""
+_REUSED_AFTER = 400
+"""Batches that are kept before one of them comes again."""
 _KEPT_TARGETS = 0.25
 """Share of the targets outside answers that a batch keeps."""
 
@@ -147,6 +149,21 @@ def answers_of(row: Row) -> Iterator[tuple[int, int]]:
         if whole:
             yield place, end
         place = end
+
+
+def reused(fresh: Iterable[Batch], uses: int, seed: int, after: int = _REUSED_AFTER) -> Iterator[Batch]:
+    """Yield every batch ``uses`` times: when it is made, and again among later ones, in random order.
+
+    A batch that comes again has no sources: its answers do not say how well a level is learned.
+    """
+    rng, kept = random.Random(seed), list[Batch]()
+    for batch in fresh:
+        yield batch
+        kept += [replace(batch, sources=(("", 0),) * len(batch.sources))] * (uses - 1)
+        while len(kept) > after * (uses - 1):
+            place = rng.randrange(len(kept))
+            kept[place], kept[-1] = kept[-1], kept[place]
+            yield kept.pop()
 
 
 @dataclass

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ def is_held(value: str) -> bool:
     return hashlib.sha256(value.lower().encode()).digest()[0] % 5 == 0
 
 
+@lru_cache(maxsize=10_000)
 def _form(line: str) -> re.Pattern[str]:
     """A regular expression for all texts of a line: any alternative, any value in each slot."""
     shape = ""

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from training.weft_tiny.batches import Batch, Stream, collate, encode
+from training.weft_tiny.batches import Batch, Stream, collate, encode, reused
 from training.weft_tiny.cases import validation
 from training.weft_tiny.curriculum import Curriculum
 from training.weft_tiny.data import FREE, WEIGHTS
@@ -237,7 +237,7 @@ class Trainer:
         stream = Stream(args.asset / "tokenizer.json", args.seed + 1000 * self.resumed, args.batch, args.longest,
                         args.prompt_weight, args.long_share, {**WEIGHTS, **dict(args.share)},
                         self.curriculum, args.noise)  # fmt: skip
-        source = stream.loader(args.workers)
+        source = reused(stream.loader(args.workers), args.uses, args.seed)
         stopping = Signals()
         lock.acquire()
         saved = checked = time.monotonic()
@@ -338,6 +338,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="seed of examples and first weights")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
     parser.add_argument("--workers", type=int, default=0, help="processes that make batches; 0: the trainer")
+    parser.add_argument("--uses", type=int, default=1,
+                        help="times that a batch is trained on: more than one where workers are slower")  # fmt: skip
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device to train on")
     parser.add_argument("--compile", action="store_true", help="compile the blocks: a slow start, then faster steps")
     parser.add_argument("--report", type=int, default=20, help="steps between progress lines")
@@ -348,6 +350,8 @@ def main() -> None:
     for name in ("decay_tokens", "decay_seconds"):
         if getattr(args, name) is not None and not getattr(args, name) > 0:
             parser.error(f"--{name.replace('_', '-')} must be positive")
+    if args.uses < 1:
+        parser.error("--uses must be at least 1")
     owner = ProcessLock(args.state / "trainer.lock", args.state)
     try:
         owner.acquire()
