@@ -18,8 +18,8 @@ from weft.sdk import Context, Sequence, detokenize, greedy, own_model, render, t
 
 async def main(args):
     args = args or {}
-    text = args.get("text", "Nora lives in Paris. Leo lives in Oslo. Max lives in Rome.")
-    question = args.get("question", "Where does Max live?")
+    text = args.get("text", "You are called Otto.")
+    question = args.get("question", "Who are you?")
     weight, floor = args.get("weight", 0.5), math.log(args.get("plausible", 0.1))
     model = await own_model()
     prompts = [await render([{"role": "user", "content": said}]) for said in (f"{text}\n\n{question}", question)]

@@ -25,7 +25,7 @@ def calculator(expression: str) -> str:
 
 async def main(args):
     args = args or {}
-    problem = args.get("problem", "((14 + 38) * (57 - 23)) - (18 * (9 + 16))")
+    problem = args.get("problem", "((14 + 38) * (17 - 12)) - (18 * (9 + 4))")
     steps = []
 
     async def solve(node, depth):

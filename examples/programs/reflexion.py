@@ -11,7 +11,7 @@ import json
 
 from weft.sdk import Context, Sampler, store
 
-TEXT = "Quillon, a baker of 71 years, settled in Brimsel long ago."
+TEXT = "Szczepan, a goldsmith of 83 years, settled in Quetzaltenango long ago."
 
 
 async def main(args):

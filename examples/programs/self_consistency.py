@@ -11,7 +11,7 @@ from collections import Counter
 
 from weft.sdk import Context, Sampler, map_forks
 
-PROMPT = "Max lives in Rome. Nora lives in Oslo. Ada lives in Paris.\n\nWhere does Max live?"
+PROMPT = "The train to Rome leaves at 7. The train to Oslo leaves at 9.\n\nWhen does the train to Oslo leave?"
 
 
 async def main(args):

@@ -140,7 +140,7 @@ def test_invalid_output_is_given_up_at_once_and_tried_again(lab: Lab) -> None:
 
 def test_contrastive_decoding_is_its_formula(lab: Lab) -> None:
     result = lab.example("contrastive_decoding")
-    text, question = "Nora lives in Paris. Leo lives in Oslo. Max lives in Rome.", "Where does Max live?"
+    text, question = "You are called Otto.", "Who are you?"
     informed, blind = lab.encode(lab.chat(f"{text}\n\n{question}")), lab.encode(lab.chat(question))
     expected: list[int] = []
     while len(expected) < 24:
@@ -150,7 +150,7 @@ def test_contrastive_decoding_is_its_formula(lab: Lab) -> None:
             break
         expected.append(int(scores.argmax()))
     assert result["tokens"] == expected
-    assert (result["text"], result["greedy"]) == ("Max lives in Rome.", "Max lives in Oslo.")
+    assert (result["text"], result["greedy"]) == ("I am Otto.", "I am Weft Tiny, a small language model.")
     plain = lab.example("contrastive_decoding", {"weight": 0})
     assert plain["text"] == plain["greedy"] == result["greedy"]
 
@@ -186,4 +186,4 @@ def test_the_answer_of_most_samples_is_given(lab: Lab) -> None:
     assert sum(votes.values()) == 8
     assert len(votes) > 1
     assert votes[result["answer"]] == max(votes.values())
-    assert result["answer"] == "Max lives in Rome."
+    assert result["answer"] == "The train of Oslo is 9."

@@ -39,12 +39,12 @@ def test_a_tree_without_a_solution_says_so(lab: Lab) -> None:
 
 
 def test_recursion_keeps_contexts_short(lab: Lab) -> None:
-    problem = "((14 + 38) * (57 - 23)) - (18 * (9 + 16))"
+    problem = "((14 + 38) * (17 - 12)) - (18 * (9 + 4))"
     deep = lab.example("recursion_of_thought", {"problem": problem})
-    assert deep["value"] == 52 * 34 - 18 * 25
+    assert deep["value"] == 52 * 5 - 18 * 13
     assert deep["contexts"] == len(deep["steps"]) == 6
-    flat = lab.example("recursion_of_thought", {"problem": "1768 - 450"})
-    assert (flat["value"], flat["contexts"]) == (1318, 1)
+    flat = lab.example("recursion_of_thought", {"problem": "260 - 234"})
+    assert (flat["value"], flat["contexts"]) == (26, 1)
     # The longest context of the large problem is no longer than the one of its largest step.
     assert deep["longest"] == flat["longest"]
     with pytest.raises(AssertionError, match="max_depth"):
@@ -90,9 +90,9 @@ def test_points_of_a_skeleton_are_written_at_the_same_time(lab: Lab) -> None:
 
 
 def test_what_went_wrong_is_learned_and_kept(lab: Lab) -> None:
-    text, keys = "A baker named Quillon turned 71 in Brimsel.", ["job", "name", "age", "city"]
-    first = lab.example("reflexion", {"text": text, "keys": keys, "seed": 11})
-    assert first["record"] == {"name": "Quillon", "city": "Brimsel", "age": 71, "job": "baker"}
+    keys = ["job", "name", "age", "city"]
+    first = lab.example("reflexion", {"keys": keys, "seed": 12})
+    assert first["record"] == {"name": "Szczepan", "city": "Quetzaltenango", "age": 83, "job": "goldsmith"}
     lessons = [trial["lesson"] for trial in first["trials"]]
     assert len(lessons) > 1
     assert lessons[-1] is None

@@ -38,7 +38,7 @@ def test_only_what_changed_is_computed_again(llm: LLM, tmp_path: Path) -> None:
     def chain(last: str) -> Any:
         def flow(q: Any) -> Any:
             first = ops.llm(f"Say {q}", max_tokens=4, temperature=0)
-            second = ops.llm([first.chat, ops.user("More.")], max_tokens=4, seed=2, temperature=1)
+            second = ops.llm([first.chat, ops.user("More.")], max_tokens=4, seed=4, temperature=1)
             return ops.llm(f"{second} {last}", max_tokens=4, temperature=0)
 
         return weft.flow(flow)
