@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from weft.cache.candidates import FEW, ORDER_S, ORDERED, Candidates, RunPlace
+from weft.cache.candidates import MANY, ORDER_S, ORDERED, Candidates, RunPlace
 from weft.cache.nodes import Node, Wait
 from weft.cache.runs import PageRuns, Ranking
 
@@ -44,9 +44,9 @@ class Kept:
 def test_whether_a_run_is_kept_does_not_change_whether_it_is_explicit(number: int, explicit: bool) -> None:
     kept = Kept()
     kept.add(number, 1, explicit=explicit)
-    for _ in range(3):
+    for step in range(3):
         kept.candidates.begin()
-        kept.candidates.first(0.0)
+        kept.candidates.first(step * ORDER_S)
     assert [runs.explicit.tolist() for runs in kept.seen] == [[explicit]] * 3
 
 
@@ -154,9 +154,9 @@ def test_copies_are_made_in_the_order_of_giving_up() -> None:
 
 
 class Many(Kept):
-    """Those of one tenant, first those with a small number, and more than are put in order anew in every step."""
+    """Those of one tenant, first those with a small number, and so many that their order holds for `ORDER_S`."""
 
-    def __init__(self, count: int = FEW + 1) -> None:
+    def __init__(self, count: int = MANY + 1) -> None:
         super().__init__()
         self.candidates.shares.count_held = lambda: {"a": 30}
         self.nodes = {number: self.add(number, 1) for number in range(1, 1 + count)}
@@ -183,19 +183,21 @@ class Many(Kept):
 
 
 def test_the_order_of_many_holds_for_some_steps() -> None:
-    many = Many(FEW + 3)
+    many = Many(MANY + 3)
     assert [many.first(now) for now in (0.0, 0.1, 0.2)] == [1, 1, 1]
-    assert many.num_ranked == [FEW + 3]
+    assert many.num_ranked == [MANY + 3]
     many.candidates.discard(many.nodes[1])
     many.candidates.add(many.nodes[2])
     assert many.first(0.2) == 2
-    assert many.num_ranked == [FEW + 3, 1], "what has changed alone"
+    assert many.num_ranked == [MANY + 3, 1], "what has changed alone"
     assert many.first(ORDER_S) == 2
-    assert many.num_ranked[2:] == [FEW + 2]
-    for number in (2, 3):
-        many.candidates.discard(many.nodes[number])
-    assert [many.first(ORDER_S) for _ in range(2)] == [4, 4]
-    assert many.num_ranked[3:] == [FEW, FEW], "few are ranked in every step"
+    assert many.num_ranked[2:] == [MANY + 2]
+
+
+def test_the_order_of_few_holds_for_a_part_of_that_time() -> None:
+    few = Many(MANY // 2)
+    assert [few.first(now * ORDER_S) for now in (0, 0.4, 0.6)] == [1, 1, 1]
+    assert few.num_ranked == [MANY // 2] * 2
 
 
 def test_the_order_of_many_is_made_anew_when_a_second_tenant_comes() -> None:
@@ -204,7 +206,7 @@ def test_the_order_of_many_is_made_anew_when_a_second_tenant_comes() -> None:
     many.candidates.shares.count_held = lambda: {"a": 30, "b": 1}
     many.first(0.0)
     many.first(0.0)
-    assert many.num_ranked == [FEW + 1] * 2
+    assert many.num_ranked == [MANY + 1] * 2
 
 
 def test_the_order_of_many_is_made_anew_when_a_tenant_clearly_exceeds_its_share() -> None:
@@ -213,14 +215,14 @@ def test_the_order_of_many_is_made_anew_when_a_tenant_clearly_exceeds_its_share(
     many.first(0.0)
     held["a"] = 51
     many.first(0.0)
-    assert many.num_ranked == [FEW + 1], "of 100 pages each has 50, and 2 % of that are one"
+    assert many.num_ranked == [MANY + 1], "of 100 pages each has 50, and 2 % of that are one"
     held["a"] = 52
     many.first(0.0)
     many.first(0.0)
-    assert many.num_ranked == [FEW + 1] * 2
+    assert many.num_ranked == [MANY + 1] * 2
     held["a"] = 10
     many.first(0.0)
-    assert many.num_ranked == [FEW + 1] * 2
+    assert many.num_ranked == [MANY + 1] * 2
 
 
 def test_what_a_step_passes_over_or_cannot_move_has_its_place_again_in_the_next() -> None:
@@ -240,7 +242,7 @@ def test_what_a_step_passes_over_or_cannot_move_has_its_place_again_in_the_next(
     assert candidates.first_place == RunPlace(2.0, True, False, False, 2.5)
     candidates.discard(nodes[2])
     assert many.now_first(0.1) == 3
-    assert many.num_ranked == [FEW + 1]
+    assert many.num_ranked == [MANY + 1]
 
 
 def test_what_came_later_does_not_go_before_what_was_left_out_of_the_order() -> None:
@@ -262,10 +264,10 @@ def test_a_run_before_one_that_went_is_ranked_when_it_cannot_move() -> None:
     before = many.add(1, 1)
     many.candidates.keep_place(before, place)
     assert many.now_first(0.0) == 1
-    assert many.num_ranked == [FEW + 1]
+    assert many.num_ranked == [MANY + 1]
     many.candidates.cannot_move(before)
     assert many.now_first(0.0) == 1
-    assert many.num_ranked == [FEW + 1, 1]
+    assert many.num_ranked == [MANY + 1, 1]
     assert many.candidates.first_place.forgotten == 1.5
     many.candidates.cannot_move(before)
     assert many.now_first(0.0) == 1
@@ -279,4 +281,4 @@ def test_a_run_that_gets_a_copy_keeps_its_place() -> None:
     assert many.candidates.worth_copies(2, 0.0) == [many.nodes[1], many.nodes[2]]
     many.candidates.got_copy(many.nodes[1])
     assert many.candidates.worth_copies(2, 0.0) == [many.nodes[2]]
-    assert many.num_ranked == [FEW + 1]
+    assert many.num_ranked == [MANY + 1]

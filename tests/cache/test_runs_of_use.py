@@ -205,3 +205,33 @@ def test_a_copy_of_what_a_wait_needs_before_a_run_that_has_none_is_not_lost_with
     noted.moves = True
     assert tiers.allocate(2, 2.0) is not None
     assert [len(runs.order) for runs in noted.runs] == [1, 1]
+
+
+@pytest.mark.parametrize("is_found_later", [True, False])
+def test_what_the_same_waits_need_before_a_run_that_goes_in_parts_is_ranked_only_if_it_alone_is_used_later(
+    is_found_later: bool,
+) -> None:
+    noted = Noted(8, 8)
+    tiers = noted.cache.tiers
+    wait = Wait(1, "", "chat", 1.0, is_open=False, num_tokens=16)
+    noted.leave([1] * 8 + [2] * 8, 1.0, None if is_found_later else wait)
+    noted.leave([1] * 8 + [3] * 4, 2.0)
+    (other,) = [node for node in tiers.candidates.nodes() if node.num_pages == 1]
+    tiers.forget(other)
+    assert tiers.device.num_free == 4
+    for count in (5, 3):
+        assert tiers.allocate(count, 3.0) is not None
+    assert [len(runs.order) for runs in noted.runs] == [1] * (1 + is_found_later)
+
+
+def test_a_run_that_the_host_forgets_in_one_step_is_ranked_once() -> None:
+    noted = Noted(8, 8)
+    noted.leave([1] * 32, 1.0, Wait(1, "", "chat", 1.0, is_open=False, num_tokens=32))
+    for turn in range(2, 5):
+        noted.leave([turn] * 4, float(turn))
+    tiers = noted.cache.tiers
+    noted.leave([5] * 20, 5.0)
+    assert tiers.host.num_free == 0
+    noted.runs.clear()
+    assert tiers.allocate(3, 6.0) is not None
+    assert [sorted(runs.since_s.tolist()) for runs in noted.runs] == [[2.0, 3.0, 4.0, 5.0], [1.0], [2.0], [3.0]]

@@ -34,14 +34,14 @@ one, and it is kept for its tenant's share; its pages are a program's own; as th
 newcomers."""
 CHUNK = 64
 """Rows that a table has at first."""
-FEW = 64
-"""So many candidates are put in order anew in every step. The order of more of them holds for longer."""
 ORDERED = 256
 """Candidates that are put in order at once, the first of all."""
 ORDER_S = 0.25
-"""For how long the order holds in which many candidates were put; what comes or changes meanwhile gets its place when
-it does. Few waits are so short that it matters for how much longer they go on, and the order of thousands costs as much
-as the rest of a decision."""
+"""For how long the order holds in which `MANY` candidates or more were put, and that of fewer for a part of it; what
+comes or changes meanwhile gets its place when it does. Few waits are so short that it matters for how much longer they
+go on, and an order costs as much as the rest of a decision."""
+MANY = 64
+"""The order of fewer holds for less long, in proportion: the fewer there are, the more a wrong place counts."""
 
 
 class _Names:
@@ -352,7 +352,7 @@ class Candidates:
         self._is_checked = True
         shares = self.shares
         is_other = shares.is_shared != self._was_shared or not shares.clearly_over <= self._over
-        if len(self) <= FEW or now >= self._until_s or is_other:
+        if now >= self._until_s or is_other:
             self._make_order(now)
             return
         for (value, number, row, ticket), moves in self._back:
@@ -369,7 +369,8 @@ class Candidates:
             is_open = is_open.copy()
             is_open[list(self._passed)] = False
         rows = is_open.nonzero()[0]
-        self._until_s, self._was_shared, self._over = now + ORDER_S, self.shares.is_shared, self.shares.over
+        self._until_s = now + ORDER_S * min(len(rows) / MANY, 1.0)
+        self._was_shared, self._over = self.shares.is_shared, self.shares.over
         self._late.clear()
         self._back = [back for back in self._back if back[0][2] in self._passed]
         self._rest, self._least, self._order = 0, math.inf, []

@@ -16,10 +16,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from weft.cache.candidates import Candidates
+from weft.cache.candidates import Candidates, RunPlace
 from weft.cache.copies import StepCopies
 from weft.cache.given_up import PER_PAGE, GivenUpPrefixes
-from weft.cache.nodes import Node, Wait, children_first, move_waits
+from weft.cache.nodes import Node, Wait, children_first, move_waits, parts_behind
 from weft.cache.pages import PagePool
 from weft.cache.radix import join_child
 from weft.cache.run_uses import Observe, RunUses
@@ -366,7 +366,7 @@ class TieredPages:
                 self.candidates.skip(node)
                 continue
             wanted = min(count - self.device.num_free, node.num_pages)
-            before = _before(node)
+            before = _before(node, place)
             num_moved = 0
             if node.copies and (place.moves or node.is_explicit):
                 num_moved = wanted
@@ -489,13 +489,15 @@ class TieredPages:
                 self.host_candidates.skip(node)
                 continue
             keep = max(node.num_pages - wanted, 0)
-            if keep:
-                self._split(node, keep)
+            place = self.host_candidates.first_place
+            rest = self._split(node, keep) if keep else _before(node, place)
             parent = node.parent
             self.uses.gave_up(node, keep, now)
             self._lose(node)
             if parent is not None:
                 self.offer(parent)
+                if parent is rest and not parent.on_device and parent.row >= 0:
+                    self.host_candidates.keep_place(parent, place)
         return True
 
     def _goes_before(self, node: Node | None, spare: Node) -> bool:
@@ -509,10 +511,16 @@ class TieredPages:
         return self.copies.uses("host", node.copies[0])
 
 
-def _before(node: Node) -> Node | None:
-    """The run before one that is to go, where nothing needs it but the waits at the end of that one, and it has no copy
-    on the host unless that one has: what is worth giving up that one is worth it for this one. Else None."""
+def _before(node: Node, place: RunPlace) -> Node | None:
+    """The run before one that is to go, where nothing needs it but what needs that one, and the last use of both is the
+    same where nothing does: what is worth giving up that one is worth it for this one. None where others may need it,
+    and where it alone has a copy on the host, so that it may be worth bringing back."""
     parent = node.parent
-    if parent is None or not node.waits or parent.waits or len(parent.children) > 1:
+    if parent is None or parent.waits or len(parent.children) > 1:
         return None
-    return None if parent.copies and not node.copies else parent
+    if parent.copies and not node.copies and not place.moves:
+        return None
+    if node.waits or any(one.waits for one in parts_behind(node)):
+        return parent
+    is_same = parent.last_used_s <= node.last_used_s and parent.was_found == node.was_found
+    return parent if is_same else None
