@@ -4,10 +4,12 @@
 
 `steps`, `commands` and `admission` measure an engine on a fake worker, in CPU time of its thread:
 a step of sequences that decode, a single command of a program (from its bytes on the socket to its answer's), and a
-prompt that the prefix index knows. `interception` ranks 2,000 runs of intercepted sequences and chooses which give up
-their pages, without an engine. `overlap` is about the same engine on a worker whose steps take 10 ms: how much
-longer than 10 ms a step takes, with the next one prepared meanwhile and without. `kernels` decodes with a real model
-(random weights in the shape of Qwen3-0.6B) on this machine's processor: see `bench.host_kernels`.
+prompt that the prefix index knows. `interception` measures steps of 256 decoding sequences beside 2,000 intercepted
+ones, each of whose new pages is taken from one that waits. `arrivals` measures the scheduler alone, in simulated
+sessions that call tools and come back (the requests of `bench.interception` on a device, on the profile of an H100):
+what it takes to decide a step, with a tier for all KV. `overlap` is about the same engine on a worker whose steps take
+10 ms: how much longer than 10 ms a step takes, with the next one prepared meanwhile and without. `kernels` decodes with
+a real model (random weights in the shape of Qwen3-0.6B) on this machine's processor: see `bench.host_kernels`.
 
 Sections, sizes and settings take turns within a run; medians over runs are reported, and their spread.
 """
@@ -25,6 +27,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -32,6 +35,7 @@ from bench import alone
 from bench.programs.timed_engine import TimedWorker
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, heading, surroundings, write_record
+from weft.cli.bench.shapes import drawn_sessions
 from weft.core import wire
 from weft.core.clock import ManualClock
 from weft.core.cost.model import CostModel, ForwardModel, SwapModel
@@ -40,7 +44,9 @@ from weft.core.protocols import WorkerSpec
 from weft.core.sampling import SamplingParams, StopParams
 from weft.engine.engine import Engine, Publish
 from weft.sched.policies import make_policy
-from weft.sched.scheduler import SchedulerConfig
+from weft.sched.scheduler import Scheduler, SchedulerConfig
+from weft.sim.devices import profiled_device
+from weft.sim.run import SimulationSettings, simulate
 
 PROMPT_TOKENS = 250
 STEP_MS = 10.0
@@ -55,7 +61,10 @@ WAITING_PAGES = 8
 PRESSED_STEPS = 200
 WAITED_STEP_S = 0.02
 """How long such a step takes on the device."""
-SECTIONS = ("steps", "overlap", "commands", "admission", "interception", "kernels")
+SECTIONS = ("steps", "overlap", "commands", "admission", "interception", "arrivals", "kernels")
+PROFILE = Path(__file__).parent / "results" / "profile-llama-3-8b-h100.json"
+ARRIVALS, POOL_TOKENS, TIER_TOKENS = (400, 2.5, (120.0, 146.0)), 51_840, 155_520
+"""Sessions, their rate per second and the window of it that is played, as on the H200 of docs/benchmarks.md."""
 
 
 def encoded(client: int, envelope: wire.Envelope) -> None:
@@ -238,6 +247,27 @@ def waited_step_us(policy: str, steps: int = PRESSED_STEPS, **options: Any) -> f
     return seconds / steps * 1e6
 
 
+def deciding_us(policy: str) -> dict[str, float]:
+    """Processor microseconds in which the scheduler decides a step of simulated sessions: mean, and what a tenth of the
+    steps takes longer than."""
+    times: list[float] = []
+    schedule = Scheduler.schedule
+
+    def timed(scheduler: Scheduler, now: float) -> Any:
+        began = time.thread_time()
+        found = schedule(scheduler, now)
+        times.append((time.thread_time() - began) * 1e6)
+        return found
+
+    count, rate, span = ARRIVALS
+    sessions = drawn_sessions("mixture", count, rate, (1.0, 1.0), 0, span)
+    settings = SimulationSettings(policy=policy, driving="clients", host_tokens=TIER_TOKENS)
+    gc.collect()
+    with mock.patch.object(Scheduler, "schedule", timed):
+        simulate(profiled_device(PROFILE, POOL_TOKENS), sessions, settings)
+    return {"mean": statistics.fmean(times), "90 %": float(np.percentile(times, 90))}
+
+
 # Single commands of programs
 
 
@@ -376,6 +406,10 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, Spread]]:
         if "interception" in args.sections:
             for row, policy, options in WAITED:
                 note("interception", row, waited_step_us(policy, **options))
+        if "arrivals" in args.sections:
+            for policy in ("lru", "min_waste"):
+                for row, value in deciding_us(policy).items():
+                    note("arrivals", f"{policy}, {row}", value)
     return {
         section: {row: Spread.of(values) for row, values in sorted(rows.items())} for section, rows in found.items()
     }
@@ -387,6 +421,7 @@ TITLES = {
     "commands": "a token of a program that asks for each, us of the engine's processor per program",
     "admission": "taking in, us of processor",
     "interception": f"a step of {MAX_RUNNING} sequences beside {INTERCEPTED:,} intercepted ones, us of processor",
+    "arrivals": "deciding a step of sessions that come back, us of processor",
 }
 
 

@@ -101,6 +101,8 @@ def test_all_counts_are_in_metrics_with_their_labels() -> None:
         swapped_out_pages=14,
         swapped_in_pages=15,
         steps=16,
+        step_device_s=17.0,
+        step_host_s=18.0,
         wait_returns={"chat": {"kept": 3, "host": 2}, "http": {"kept": 1, "recomputed": 4}},
         pages_given_up={"prefix": {"nowhere": 7, "host": 5}, "chat": {"nowhere": 1}},
         waste={"preserve": 5.0, "stalled": 1.5},
@@ -113,7 +115,7 @@ def test_all_counts_are_in_metrics_with_their_labels() -> None:
     with running(engine=CountedEngine()) as server:
         text = httpx.get(f"{server.url}/metrics").text
     assert read_counts(text) == {
-        **dict(zip(COUNTS.values(), range(10, 17), strict=True)),
+        **dict(zip(COUNTS.values(), range(10, 19), strict=True)),
         "server_decisions_kept": 4,
         "server_decisions_host": 2,
         "server_decisions_recomputed": 4,

@@ -12,6 +12,8 @@ COUNTS: Mapping[str, str] = {
     "weft:kv_pages_swapped_out_total": "server_pages_to_host",
     "weft:kv_pages_swapped_in_total": "server_pages_from_host",
     "weft:engine_steps_total": "server_steps",
+    "weft:engine_step_device_seconds_total": "server_device_s",
+    "weft:engine_step_host_seconds_total": "server_host_s",
 }
 """Name of a sample -> the figure."""
 DECISIONS = "server_decisions_"
