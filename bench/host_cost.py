@@ -64,7 +64,8 @@ WAITED_STEP_S = 0.02
 SECTIONS = ("steps", "overlap", "commands", "admission", "interception", "arrivals", "kernels")
 PROFILE = Path(__file__).parent / "results" / "profile-llama-3-8b-h100.json"
 ARRIVALS, POOL_TOKENS, TIER_TOKENS = (400, 2.5, (120.0, 146.0)), 51_840, 155_520
-"""Sessions, their rate per second and the window of it that is played, as on the H200 of docs/benchmarks.md."""
+"""Sessions, their rate per second and the window of it that is played; KV tokens of the device and of the host tier. As
+on the H200 of docs/benchmarks.md, but `PROFILE` is of an H100."""
 
 
 def encoded(client: int, envelope: wire.Envelope) -> None:
@@ -248,8 +249,8 @@ def waited_step_us(policy: str, steps: int = PRESSED_STEPS, **options: Any) -> f
 
 
 def deciding_us(policy: str) -> dict[str, float]:
-    """Processor microseconds in which the scheduler decides a step of simulated sessions: mean, and what a tenth of the
-    steps takes longer than."""
+    """Processor microseconds of a call of `Scheduler.schedule` in simulated sessions: mean, and what a tenth of the
+    calls takes longer than. One in thirty makes no step."""
     times: list[float] = []
     schedule = Scheduler.schedule
 

@@ -235,3 +235,36 @@ def test_a_run_that_the_host_forgets_in_one_step_is_ranked_once() -> None:
     noted.runs.clear()
     assert tiers.allocate(3, 6.0) is not None
     assert [sorted(runs.since_s.tolist()) for runs in noted.runs] == [[2.0, 3.0, 4.0, 5.0], [1.0], [2.0], [3.0]]
+
+
+def test_what_a_step_could_not_copy_the_next_one_copies() -> None:
+    """The first step forgets a part of a run, since it may copy one page; the order holds for the second."""
+    noted = Noted(64, 64)
+    tiers = noted.cache.tiers
+    noted.leave([1] * 160, 1.0, Wait(1, "", "chat", 1.0, is_open=False, num_tokens=160))
+    for number in range(10, 33):
+        noted.leave([number] * 4, 2.0)
+    tiers.begin_step(1)
+    assert tiers.allocate(tiers.device.num_free + 2, 10.0) is not None
+    for _ in range(2):
+        free = tiers.host.num_free
+        tiers.begin_step(100)
+        assert tiers.allocate(2, 10.0) is not None
+        assert tiers.host.num_free == free - 2
+
+
+def test_what_was_used_later_than_a_retained_run_that_goes_is_ranked() -> None:
+    noted = Noted(9, moves=False)
+    tiers, retention = noted.cache.tiers, noted.cache.retention
+    noted.leave([1] * 8, 1.0)
+    noted.leave([1] * 8 + [2] * 8, 2.0)
+    (end,) = tiers.candidates.nodes()
+    retention.retain_prefix(end, 0.5, 100.0, 2.0)
+    noted.leave([7] * 8, 3.0)
+    noted.leave([1] * 8 + [3] * 4, 5.0)
+    (other,) = [node for node in tiers.candidates.nodes() if node.num_pages == 1]
+    tiers.forget(other)
+    assert tiers.allocate(tiers.device.num_free + 2, 6.0) is not None
+    first = tiers.candidates.first(6.0)
+    assert first is not None
+    assert first.last_used_s == 3.0

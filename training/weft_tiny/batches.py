@@ -152,7 +152,8 @@ def answers_of(row: Row) -> Iterator[tuple[int, int]]:
 
 
 def reused(fresh: Iterable[Batch], uses: int, seed: int, after: int = _REUSED_AFTER) -> Iterator[Batch]:
-    """Yield every batch ``uses`` times: when it is made, and again among later ones, in random order.
+    """Yield every batch ``uses`` times: when it is made, and again among later ones, in random order. Up to ``after``
+    batches are kept for that, and do not come again if the stream is left.
 
     A batch that comes again has no sources: its answers do not say how well a level is learned.
     """

@@ -18,8 +18,8 @@ _CURRENT = 0.6
 class Curriculum:
     """The level of each kind, and the share of right answers at it among examples that were trained on just then.
 
-    Examples are never repeated, so the share is a fair check on trained values and phrasings, and costs nothing. The
-    numbers are in memory that processes forked by the trainer share with it; only the trainer writes them.
+    Only the first use of an example counts, so the share is a fair check on trained values and phrasings, and costs
+    nothing. The numbers are in memory that processes forked by the trainer share with it; only the trainer writes them.
     """
 
     def __init__(self, kinds: Iterable[str]) -> None:

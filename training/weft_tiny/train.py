@@ -339,7 +339,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
     parser.add_argument("--workers", type=int, default=0, help="processes that make batches; 0: the trainer")
     parser.add_argument("--uses", type=int, default=1,
-                        help="times that a batch is trained on: more than one where workers are slower")  # fmt: skip
+                        help="times to train on a batch, if the workers are slower than the device")  # fmt: skip
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device to train on")
     parser.add_argument("--compile", action="store_true", help="compile the blocks: a slow start, then faster steps")
     parser.add_argument("--report", type=int, default=20, help="steps between progress lines")

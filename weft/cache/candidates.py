@@ -37,9 +37,9 @@ CHUNK = 64
 ORDERED = 256
 """Candidates that are put in order at once, the first of all."""
 ORDER_S = 0.25
-"""For how long the order holds in which `MANY` candidates or more were put, and that of fewer for a part of it; what
-comes or changes meanwhile gets its place when it does. Few waits are so short that it matters for how much longer they
-go on, and an order costs as much as the rest of a decision."""
+"""For how long the order of `MANY` candidates or more holds; that of n holds for n / `MANY` of it. What comes or
+changes meanwhile gets its place when it does. Few waits are so short that it matters for how much longer they go on,
+and an order costs as much as the rest of a decision."""
 MANY = 64
 """The order of fewer holds for less long, in proportion: the fewer there are, the more a wrong place counts."""
 
@@ -96,6 +96,8 @@ class RunPlace(NamedTuple):
     """Whether it is spared from newcomers."""
     forgotten: float
     """Its value where it cannot get one; nan: not known yet."""
+    for_step: bool
+    """Whether it has this place in this step alone, which can make no more copies: the next one ranks it anew."""
 
 
 def _announced_s(wait: Wait | None) -> float:
@@ -145,6 +147,8 @@ class Candidates:
         self._back: list[tuple[Entry, bool]] = []
         """Entries of the order that have another place in this step, or none, and their own again in the next; and
         whether they are then worth a copy again."""
+        self._lowered: dict[int, int] = {}
+        """Row -> ticket of candidates whose place is `for_step`."""
         self._late: list[tuple[int, int]] = []
         """(row, ticket) of candidates that came after it was made."""
         self.shares = FairShares(num_pages)
@@ -260,7 +264,8 @@ class Candidates:
         """What the policy says of the candidate that `first` has returned."""
         value, _, row, _ = self._order[0]
         moves, is_kept, is_spared = self._bools[[_MOVES, _KEPT, _SPARED], row].tolist()
-        return RunPlace(value, moves, is_kept, is_spared, float(self._forgotten[row]))
+        for_step = self._lowered.get(row) == self._ticket[row]
+        return RunPlace(value, moves, is_kept, is_spared, float(self._forgotten[row]), for_step)
 
     def num_kept(self, evictable: Mapping[str, int], now: float, but: str | None) -> int:
         """Pages that are kept for the shares of tenants, but for one. `evictable`: by tenant, those without locks.
@@ -299,13 +304,15 @@ class Candidates:
                 node = node.parent
 
     def keep_place(self, node: Node, place: RunPlace) -> None:
-        """A candidate that has just been entered is what is left of one of which this was said, was part of it, or is
-        what the same waits need before it: it has its place. A step that takes page after page of one sequence ranks it
+        """A candidate that has just been entered has the place of another: it is what is left of that one, was part of
+        it, or lies before it and nothing else needs it. A step that takes page after page of one sequence ranks it
         once."""
         row, ticket = self._late.pop()
         assert row == node.row, "no other candidate has come since"
         self._bools[[_MOVES, _KEPT, _SPARED], row] = place.moves, place.is_kept, place.is_spared
         self._forgotten[row] = place.forgotten
+        if place.for_step:
+            self._lowered[row] = ticket
         heapq.heappush(self._order, (place.value, int(self._ints[3, row]), row, ticket))
 
     def cannot_move(self, node: Node) -> None:
@@ -319,6 +326,7 @@ class Candidates:
             self._late.append((row, ticket))
             return
         self._back.append((entry, True))
+        self._lowered[row] = ticket
         self._bools[_MOVES, row] = False
         heapq.heapreplace(self._order, (forgotten, number, row, ticket))
 
@@ -351,17 +359,24 @@ class Candidates:
         """Make the order anew unless it holds for this step too."""
         self._is_checked = True
         shares = self.shares
-        is_other = shares.is_shared != self._was_shared or not shares.clearly_over <= self._over
+        is_other = shares.is_shared != self._was_shared
+        is_other |= not shares.clearly_over <= self._over <= shares.nearly_over
         if now >= self._until_s or is_other:
             self._make_order(now)
             return
         for (value, number, row, ticket), moves in self._back:
             if self._ticket[row] == ticket:
-                self._tickets += 1
-                self._ticket[row] = self._tickets  # so that its other entry is of no effect
                 self._bools[_MOVES, row] = moves
-                heapq.heappush(self._order, (value, number, row, self._tickets))
+                heapq.heappush(self._order, (value, number, row, self._anew(row)))
+        self._late += [(row, self._anew(row)) for row, ticket in self._lowered.items() if self._ticket[row] == ticket]
         self._back.clear()
+        self._lowered.clear()
+
+    def _anew(self, row: int) -> int:
+        """A new ticket for a candidate: its entries in the order are of no effect."""
+        self._tickets += 1
+        self._ticket[row] = self._tickets
+        return self._tickets
 
     def _make_order(self, now: float) -> None:
         is_open = self._bools[_OPEN]
@@ -372,6 +387,7 @@ class Candidates:
         self._until_s = now + ORDER_S * min(len(rows) / MANY, 1.0)
         self._was_shared, self._over = self.shares.is_shared, self.shares.over
         self._late.clear()
+        self._lowered.clear()
         self._back = [back for back in self._back if back[0][2] in self._passed]
         self._rest, self._least, self._order = 0, math.inf, []
         if not len(rows):

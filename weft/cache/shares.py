@@ -21,6 +21,7 @@ class FairShares:
         """What was counted in this step; None: nothing yet, so it is counted when it is next asked for."""
         self._over: frozenset[str] = frozenset()
         self._clearly_over: frozenset[str] = frozenset()
+        self._nearly_over: frozenset[str] = frozenset()
 
     @property
     def is_shared(self) -> bool:
@@ -39,6 +40,12 @@ class FairShares:
         self._count()
         return self._clearly_over
 
+    @property
+    def nearly_over(self) -> frozenset[str]:
+        """The tenants that hold more than their share less that part of it."""
+        self._count()
+        return self._nearly_over
+
     def excess(self, tenant: str) -> float:
         """Pages that a tenant holds beyond its share; negative within it."""
         held = self._count()
@@ -50,4 +57,5 @@ class FairShares:
             self._over = frozenset(tenant for tenant in self.counted if self.excess(tenant) > 0)
             clear = CLEARLY * self._num_pages / max(len(self.counted), 1)
             self._clearly_over = frozenset(tenant for tenant in self._over if self.excess(tenant) > clear)
+            self._nearly_over = frozenset(tenant for tenant in self.counted if self.excess(tenant) >= -clear)
         return self.counted

@@ -16,14 +16,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from weft.cache.candidates import Candidates, RunPlace
+from weft.cache.candidates import Candidates
 from weft.cache.copies import StepCopies
 from weft.cache.given_up import PER_PAGE, GivenUpPrefixes
 from weft.cache.nodes import Node, Wait, children_first, move_waits, parts_behind
 from weft.cache.pages import PagePool
 from weft.cache.radix import join_child
 from weft.cache.run_uses import Observe, RunUses
-from weft.cache.runs import Ranker
+from weft.cache.runs import PREFIX, Ranker
 from weft.cache.shares import FairShares
 
 UNLIMITED = 1 << 60
@@ -366,7 +366,7 @@ class TieredPages:
                 self.candidates.skip(node)
                 continue
             wanted = min(count - self.device.num_free, node.num_pages)
-            before = _before(node, place)
+            before = _before(node)
             num_moved = 0
             if node.copies and (place.moves or node.is_explicit):
                 num_moved = wanted
@@ -490,7 +490,7 @@ class TieredPages:
                 continue
             keep = max(node.num_pages - wanted, 0)
             place = self.host_candidates.first_place
-            rest = self._split(node, keep) if keep else _before(node, place)
+            rest = self._split(node, keep) if keep else _before(node)
             parent = node.parent
             self.uses.gave_up(node, keep, now)
             self._lose(node)
@@ -511,16 +511,14 @@ class TieredPages:
         return self.copies.uses("host", node.copies[0])
 
 
-def _before(node: Node, place: RunPlace) -> Node | None:
-    """The run before one that is to go, where nothing needs it but what needs that one, and the last use of both is the
-    same where nothing does: what is worth giving up that one is worth it for this one. None where others may need it,
-    and where it alone has a copy on the host, so that it may be worth bringing back."""
+def _before(node: Node) -> Node | None:
+    """The run before `node`, if it may take the place of `node`: it has no other child, no wait of its own, and a copy
+    on the host if `node` has one. If no wait needs `node`, both must have been used last at the same time, and in the
+    same way. None: it has to be ranked."""
     parent = node.parent
-    if parent is None or parent.waits or len(parent.children) > 1:
+    if parent is None or parent.waits or len(parent.children) > 1 or bool(parent.copies) != bool(node.copies):
         return None
-    if parent.copies and not node.copies and not place.moves:
-        return None
-    if node.waits or any(one.waits for one in parts_behind(node)):
+    if any(wait.kind != PREFIX for one in (node, *parts_behind(node)) for wait in one.waits.values()):
         return parent
     is_same = parent.last_used_s <= node.last_used_s and parent.was_found == node.was_found
     return parent if is_same else None

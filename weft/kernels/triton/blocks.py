@@ -48,12 +48,13 @@ TILES = {
 }
 """By whether inputs are `LONG_INPUTS` or more. The fastest for INT4_G128 of those measured on an H100 with bfloat16 x
 and a weight that is not in its L2 cache, and that need at most 99 KiB of shared memory, the least that a block can have
-on devices from capability 8.0. The kernel was simplified after that, and has not run on a device since.
-
-Microseconds for 8, 16, 32 and 64 rows:
+on devices from capability 8.0. Microseconds for 8, 16, 32 and 64 rows:
 
 4,096 inputs, 12,288 outputs: INT4_G128 22, 27, 31, 46; Q4_K 24, 29, 33, 48; torch's product of floats 48 to 51.
 12,288 inputs, 4,096 outputs: INT4_G128 27, 34, 42, 61; Q4_K 29, 36, 44; torch's 50 to 52.
+
+The kernel was simplified after that. On an H200 it takes 23 for 8 rows of Q4_K with 4,096 inputs (torch 37), 83 for 64
+(37).
 
 Two panels for a program, or ranges of inputs for several programs whose sums another kernel adds, gained 13 % at
 most."""
