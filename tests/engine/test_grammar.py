@@ -120,7 +120,9 @@ def test_strings_without_a_length_come_to_an_end() -> None:
     }
     options = {"dtype": "float32", "device": "cpu", "num_pages": 100, "max_context": 512, "threads": 2}
     with LLM("weft-tiny", json_string_chars=20, **options) as llm:
-        letters = [t for t, data in enumerate(llm.tokenizer.token_bytes) if data.isalnum() and t > 10]
+        tokens = llm.tokenizer.token_bytes
+        # No token with which `null` begins.
+        letters = [t for t, data in enumerate(tokens) if data.isalnum() and t > 10 and data[:1] != b"n"]
         never_closed = {"logit_bias": dict.fromkeys(letters[:1024], 40.0), "temperature": 0.0, "max_tokens": 300}
         found = json.loads(llm.generate("x", grammar=Grammar.json_schema(schema), **never_closed)[0].text)
         assert [len(found[key]) for key in "abc"] == [20, 40, 24]

@@ -518,7 +518,9 @@ def _before(node: Node) -> Node | None:
     parent = node.parent
     if parent is None or parent.waits or len(parent.children) > 1 or bool(parent.copies) != bool(node.copies):
         return None
-    if any(wait.kind != PREFIX for one in (node, *parts_behind(node)) for wait in one.waits.values()):
-        return parent
+    for one in (node, *parts_behind(node)) if node.children else (node,):
+        for wait in one.waits.values():
+            if wait.kind != PREFIX:
+                return parent
     is_same = parent.last_used_s <= node.last_used_s and parent.was_found == node.was_found
     return parent if is_same else None
