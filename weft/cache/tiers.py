@@ -513,8 +513,8 @@ class TieredPages:
 
 def _before(node: Node) -> Node | None:
     """The run before `node`, if it may take the place of `node`: it has no other child, no wait of its own, and a copy
-    on the host if `node` has one. If no wait needs `node`, both must have been used last at the same time, and in the
-    same way. None: it has to be ranked."""
+    on the host exactly if `node` has one. If no wait needs `node`, it must not have been used later, nor been found
+    where `node` was not. None: it has to be ranked."""
     parent = node.parent
     if parent is None or parent.waits or len(parent.children) > 1 or bool(parent.copies) != bool(node.copies):
         return None
