@@ -199,7 +199,50 @@ __attribute__((noinline)) void quant_panel(const void* x, const PanelPart& part)
     }
 }
 
-// Up to 32 numbers of x, and what of them decides the scale: the bits of the largest magnitude.
+// Of the lanes of v: the largest, which is not negative, and the sum.
+WEFT_INLINE int32_t largest_lane(vi v) {
+#if WEFT_AVX512
+    return _mm512_reduce_max_epi32((__m512i)v);
+#elif WEFT_AVX2
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+#else
+    int32_t found = 0;
+    for (int i = 0; i < W; i++) found = v[i] > found ? v[i] : found;
+    return found;
+#endif
+}
+WEFT_INLINE int32_t sum_lanes(vi v) {
+#if WEFT_AVX512
+    return _mm512_reduce_add_epi32((__m512i)v);
+#elif WEFT_AVX2
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+#else
+    int32_t found = 0;
+    for (int i = 0; i < W; i++) found += v[i];
+    return found;
+#endif
+}
+
+// Lanes of -127 to 127 as bytes, in their order.
+WEFT_INLINE void store_bytes(int8_t* to, const vi* v) {
+#if WEFT_AVX512
+    for (int i = 0; i < 2; i++) _mm_storeu_si128((__m128i*)(to + 16 * i), _mm512_cvtepi32_epi8((__m512i)v[i]));
+#elif WEFT_AVX2
+    // Packing joins halves of 128 bits: four bytes each of v[0] to v[3] lie in the lower one, their others in the upper.
+    const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]),
+                                             _mm256_packs_epi32((__m256i)v[2], (__m256i)v[3]));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256((__m256i*)to, _mm256_permutevar8x32_epi32(bytes, order));
+#else
+    for (int i = 0; i < 32; i++) to[i] = (int8_t)v[i / W][i % W];
+#endif
+}
+
+// Of 32 numbers of x, what decides their scale: the bits of the largest magnitude.
 template <class T>
 WEFT_INLINE int32_t largest_bits(const T* x) {
     vi most = vi{};
@@ -207,9 +250,7 @@ WEFT_INLINE int32_t largest_bits(const T* x) {
         const vi bits = (vi)load(x + i) & 0x7fffffff;
         most = bits > most ? bits : most;
     }
-    int32_t found = 0;
-    for (int i = 0; i < W; i++) found = most[i] > found ? most[i] : found;
-    return found;
+    return largest_lane(most);
 }
 
 WEFT_INLINE vi rounded(vf v) {
@@ -259,16 +300,15 @@ void quantize_rows(const T* x, int64_t inputs, QuantRows<M>* to) {
             const RowScale by(largest, L::kShared == 32);
             QuantRows<M>* block = to + begin / 32;
             for (int64_t i = 0; i < L::kShared; i += 32, block++) {
-                alignas(64) int32_t numbers[32];
-                for (int j = 0; j < 32; j += W) {
-                    const vi values = by.inverse != 0 ? rounded(load(from + i + j) * by.inverse) : vi{};
-                    __builtin_memcpy(numbers + j, &values, sizeof(values));
-                }
+                vi numbers[32 / W];
+                for (int j = 0; j < 32 / W; j++)
+                    numbers[j] = by.inverse != 0 ? rounded(load(from + i + j * W) * by.inverse) : vi{};
                 int8_t bytes[32];
-                int32_t halves[2] = {};
-                for (int j = 0; j < 32; j++) bytes[j] = (int8_t)numbers[j];
-                for (int j = 0; j < 32; j++) halves[j / 16] += numbers[j];
+                store_bytes(bytes, numbers);
                 for (int g = 0; g < 8; g++) __builtin_memcpy(block->numbers[g][m], bytes + 4 * g, 4);
+                vi sums[2] = {};
+                for (int j = 0; j < 32 / W; j++) sums[j * W / 16] += numbers[j];
+                const int32_t halves[2] = {sum_lanes(sums[0]), sum_lanes(sums[1])};
                 const int32_t sum = halves[0] + halves[1];
                 block->scales[m] = by.scale;
                 block->scaled_sums[m] = by.scale * (float)sum;
