@@ -207,7 +207,7 @@ def workflow_run_id(request: Request) -> str:
 
 
 def _card(stored: StoredWorkflow) -> WorkflowCard:
-    row, summary = stored
+    row, summary = stored.row, stored.summary
     return WorkflowCard(
         id=row.id,
         hash=row.id,

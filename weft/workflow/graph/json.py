@@ -174,9 +174,9 @@ class _Reader:
                 self._add(at, f"{raw['op']} has no such field.{nearest(name, hints)}")
         if kind is LlmNode:
             fields["request"] = request
-        for field in msgspec.structs.fields(kind):
-            if field.required and field.name not in fields:
-                self._add(f"{place}.{field.name}", "is required")
+        for required in _required(kind):
+            if required not in fields:
+                self._add(f"{place}.{required}", "is required")
         return fields
 
     def _field(self, name: str, value: Any, hint: Any, at: str, depth: int) -> Any:
@@ -210,3 +210,8 @@ class _Reader:
 @functools.cache
 def _hints(kind: type[GraphNode]) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
+
+
+@functools.cache
+def _required(kind: type[GraphNode]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(kind) if field.required)

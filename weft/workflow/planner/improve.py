@@ -171,23 +171,30 @@ def _lists(problem: ScheduleProblem) -> list[tuple[int, ...]]:
 
 
 def _list(problem: ScheduleProblem, key: Callable[[int, int | None], tuple[int, int]]) -> tuple[int, ...]:
-    order: list[int] = []
+    groups = problem.groups
+    needed = [{need for need, _ in group.needs} for group in groups]
+    users: list[list[int]] = [[] for _ in groups]
+    for number, needs in enumerate(needed):
+        for need in needs:
+            users[need].append(number)
     ends: dict[int, int] = {}
     clocks = [0] * problem.num_engines
     before: list[int | None] = [None] * problem.num_engines
-    while len(order) < len(problem.groups):
-        best: tuple[int, tuple[int, int], int] | None = None
-        for number, group in enumerate(problem.groups):
-            if number not in ends and all(need in ends for need, _ in group.needs):
-                start = max([clocks[group.engine], *(ends[need] + delay for need, delay in group.needs)])
-                rank = start, key(number, before[group.engine]), number
-                if best is None or rank < best:
-                    best = rank
-        assert best is not None
-        start, _, number = best
-        group = problem.groups[number]
+    # Groups whose needs have their places, and when the last of these ends.
+    ready = {number: 0 for number, needs in enumerate(needed) if not needs}
+    while ready:
+        start, _, number = min(
+            (max(clocks[groups[number].engine], earliest), key(number, before[groups[number].engine]), number)
+            for number, earliest in ready.items()
+        )
+        del ready[number]
+        group = groups[number]
         last = before[group.engine]
         ends[number] = start + group.usage - (0 if last is None else problem.savings[last][number])
         clocks[group.engine], before[group.engine] = ends[number], number
-        order.append(number)
-    return tuple(order)
+        for user in users[number]:
+            needed[user].discard(number)
+            if not needed[user]:
+                ready[user] = max(ends[need] + delay for need, delay in groups[user].needs)
+    assert len(ends) == len(groups), "the needs of groups have a cycle"
+    return tuple(ends)

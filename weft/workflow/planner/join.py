@@ -29,6 +29,9 @@ class _Piece(NamedTuple):
 def joined(parts: Sequence[SchedulePart]) -> list[SchedulePart]:
     """The same calls in the same order in the fewest parts: longer ranges of rows, several operators one after the
     other, or rows in which the same operators follow each other. Of as few parts, those that are longer first."""
+    whole = [piece.group for piece in _pieces(parts, 0) if piece.num_parts == len(parts)] if parts else []
+    if whole:  # the usual case: all operators of one row
+        return [SchedulePart(min(whole, key=lambda group: group.order), parts[0].start)]
     chosen: list[_Piece] = []
     fewest = [0]
     for at in reversed(range(len(parts))):
@@ -39,13 +42,13 @@ def joined(parts: Sequence[SchedulePart]) -> list[SchedulePart]:
         fewest.append(1 + fewest[-best.num_parts])
         chosen.append(best)
     chosen.reverse()
-    whole: list[SchedulePart] = []
+    fewer: list[SchedulePart] = []
     at = 0
     while at < len(parts):
         piece = chosen[at]
-        whole.append(SchedulePart(piece.group, parts[at].start))
+        fewer.append(SchedulePart(piece.group, parts[at].start))
         at += piece.num_parts
-    return whole
+    return fewer
 
 
 def _pieces(parts: Sequence[SchedulePart], at: int) -> Iterator[_Piece]:

@@ -43,14 +43,19 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Plan:
     """The plan of some rows of a workflow."""
 
-    digest: str
-    """Of the graph, before the optimiser."""
     analysed: AnalysedGraph
     engines: Sequence[PlanEngine]
     objectives: Mapping[str, CallObjective]
     arrangement: Arrangement
     passes: Sequence[Mapping[str, Any]]
     pins: Sequence[PrefixPin] = ()
+    of: str | None = None
+    """The digest of the graph before the optimiser; None: of the one that is planned."""
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of the graph, before the optimiser."""
+        return self.of or digest(self.analysed.graph)
 
     def ranks(self) -> CallRanks:
         """What a run follows: the places of the calls in the schedule, their engines, and the pins."""
@@ -109,7 +114,7 @@ class Plan:
 def make_plan(analysed: AnalysedGraph, engines: Sequence[PlanEngine], options: PlanOptions | None = None) -> Plan:
     """The plan of an analysed graph. Raises `NoEngine`, and `ValueError` for an objective of an unknown output."""
     options = options or PlanOptions()
-    graph, unrolled, tree, prompts = analysed
+    _, unrolled, tree, prompts = analysed
     operators, num_rows = unrolled.operators, prompts.num_rows
     engines_by_model(operators, engines)
     kv_tokens = [engine.kv_tokens for engine in engines]
@@ -118,11 +123,11 @@ def make_plan(analysed: AnalysedGraph, engines: Sequence[PlanEngine], options: P
     work = [costing.group(group)[0] if num_rows else 0 for group in whole]
     arrangement = arrange(operators, tree, costing, place(operators, work, tree, engines, num_rows))
     return Plan(
-        digest=options.digest or digest(graph),
         analysed=analysed,
         engines=tuple(engines),
         objectives=node_objectives(unrolled, options.wanted),
         arrangement=arrangement,
         passes=options.passes,
         pins=prefix_pins(analysed, arrangement, engines, options.pinned_part, is_continued=options.is_continued),
+        of=options.digest,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +23,10 @@ from weft.workflow.graph.nodes import WorkflowGraph, count_nodes
 
 MIN_ID_CHARS = 8
 """Of the beginning of an id that may stand for it."""
+MAX_KEPT_GRAPHS = 16
+"""Graphs that stay in memory: one is usually stored, run and explained within seconds."""
+MAX_KEPT_BYTES = 256 << 10
+"""Of a graph's JSON, which takes about ten times as much in memory; larger graphs are read each time."""
 _ID = re.compile(rf"[0-9a-f]{{{MIN_ID_CHARS},64}}\Z")
 
 
@@ -39,6 +43,7 @@ class WorkflowSummary(msgspec.Struct, frozen=True, kw_only=True):
 class StoredWorkflow(NamedTuple):
     """A graph of a tenant."""
 
+    tenant: str
     row: WorkflowRow
     summary: WorkflowSummary
 
@@ -49,7 +54,8 @@ class StoredWorkflow(NamedTuple):
 
     def graph(self) -> WorkflowGraph:
         """The graph, canonical. Takes long for a large one."""
-        return graph_from_json(self.row.graph)
+        content = self.row.graph
+        return graph_from_json(content) if len(content) > MAX_KEPT_BYTES else _kept_graph(self.tenant, content)
 
 
 class WorkflowLibrary:
@@ -69,11 +75,11 @@ class WorkflowLibrary:
         row = await asyncio.to_thread(self._table.find, tenant, id) if _ID.match(id) else None
         if row is None:
             raise UnknownWorkflow(f"There is no workflow {id[:80]!r}.", "workflow")
-        return _stored(row)
+        return _stored(tenant, row)
 
     async def all(self, tenant: str) -> list[StoredWorkflow]:
         """All of a tenant, oldest first, without their graphs. Raises `StorageFailed`."""
-        return [_stored(row) for row in await asyncio.to_thread(self._table.all, tenant)]
+        return [_stored(tenant, row) for row in await asyncio.to_thread(self._table.all, tenant)]
 
     async def delete(self, tenant: str, id: str) -> None:
         """Remove a workflow. Raises `StorageFailed`."""
@@ -88,8 +94,14 @@ class WorkflowLibrary:
             inputs=list(graph.inputs), outputs=list(graph.outputs), nodes=count_nodes(graph.nodes)
         )
         row = WorkflowRow(digest(graph), name, time.time(), len(content), msgspec.json.encode(summary), content)
-        return _stored(self._table.put(tenant, row))
+        return _stored(tenant, self._table.put(tenant, row))
 
 
-def _stored(row: WorkflowRow) -> StoredWorkflow:
-    return StoredWorkflow(row, msgspec.json.decode(row.summary, type=WorkflowSummary))
+@lru_cache(MAX_KEPT_GRAPHS)
+def _kept_graph(tenant: str, content: bytes) -> WorkflowGraph:
+    """`tenant`: how long it takes must not tell others what a tenant runs."""
+    return graph_from_json(content)
+
+
+def _stored(tenant: str, row: WorkflowRow) -> StoredWorkflow:
+    return StoredWorkflow(tenant, row, msgspec.json.decode(row.summary, type=WorkflowSummary))
