@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import weft as weft_package
 from tests.gguf.writing import all_of, write_gguf
 from tests.models.quantized_writing import CASES, write_quantized
 from tests.models.runner import bytes_of_weights
@@ -17,6 +19,7 @@ from weft.kernels import dispatch
 from weft.models.random_checkpoints import write_tiny
 from weft.worker.sizing import FreeMemory
 
+ASSETS = Path(weft_package.__file__).parent / "assets" / "weft-tiny"
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8}
 
 
@@ -93,6 +96,42 @@ def test_quantized_safetensors_that_cannot_be_served(weft, tmp_path: Path) -> No
     assert "cannot be served" in " ".join(weft("models", str(packed)).output.split())
 
 
+@pytest.mark.parametrize("name", ["gptq", "awq", "fp8-blocks"])
+def test_the_format_is_that_of_the_matrices_beside_a_large_embedding(weft, name: str, tmp_path: Path) -> None:
+    packed, _ = write_quantized(tmp_path, *CASES[name][:2], vocab_size=4096)
+    assert listed(weft, str(packed))[str(packed)]["format"] == f"safetensors {CASES[name][2]}"
+
+
+def test_names_are_shown_as_they_are(weft, tmp_path: Path) -> None:
+    directory = write_tiny(tmp_path / "[v2]", "qwen2", **SHAPE)
+    write_gguf(directory / "[b]m.gguf", directory, all_of("Q8_0"))
+    (directory / "odd\udcff.gguf").write_bytes(b"GGUF")
+    raw = json.loads((directory / "config.json").read_text())
+    for architecture, shown in (("[/b]", "[/b]"), (5, "5")):
+        (directory / "config.json").write_text(json.dumps({**raw, "architectures": [architecture]}))
+        table = "".join(weft("models", str(directory)).output.split())
+        assert "[v2]/[b]m.gguf" in table
+        assert f"{shown}512" in table
+        assert "odd\\udcff.gguf" in table
+
+
+def test_one_that_cannot_be_read_leaves_the_others(weft, folder: Path) -> None:
+    (folder / "gone.gguf").symlink_to(folder / "nowhere.gguf")
+    (folder / "config.json").write_text('{"a":' * 100_000)
+    found = listed(weft, str(folder))
+    assert "does not exist" in found[f"{folder}/gone.gguf"]["error"]
+    assert "not valid JSON" in found[str(folder)]["error"]
+    assert found[f"{folder}/q8/m.gguf"]["format"] == "GGUF Q8_0"
+    assert "gone.gguf" in weft("models", str(folder)).output
+
+
+def test_a_checkpoint_that_is_cut_is_named(weft, folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    one = listed(weft, str(folder))[str(folder)]
+    assert (one["format"], "model.safetensors" in one["error"]) == (None, True)
+
+
 def test_the_hub_cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     repository = tmp_path / "cache" / "models--org--gguf"
@@ -120,6 +159,31 @@ def test_doctor_says_what_a_file_will_need(weft, folder: Path) -> None:
     assert (found["architecture"], found["dtype"]) == ("Qwen2ForCausalLM", "float32")
     note = "stay in blocks" if dispatch.block_types("cpu", torch.float32) else "expanded to float32, as no kernel"
     assert found["weights_note"].startswith(f"Q8_0 {note}")
+
+
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        ({"num_hidden_layers": 2}, "model.layers.2"),
+        ({"intermediate_size": 96}, "has shape"),
+    ],
+)
+def test_doctor_names_what_would_not_load(weft, edit: dict[str, int], problem: str, folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | edit))
+    result = weft("doctor", str(folder), "--device", "cpu")
+    assert result.exit_code == 1
+    assert problem in result.output
+
+
+def test_doctor_names_a_tokenizer_that_does_not_fit(weft, folder: Path) -> None:
+    result = weft("doctor", str(folder), "--device", "cpu")
+    assert (result.exit_code, "tokenizer.json" in result.output) == (1, True)
+    shutil.copy(ASSETS / "tokenizer.json", folder)
+    result = weft("doctor", str(folder), "--device", "cpu")
+    assert result.exit_code == 1
+    assert "tokens and the model only 320" in result.output
+    assert weft("doctor", "--device", "cpu").exit_code == 0
 
 
 def test_doctor_says_that_weights_do_not_fit(weft, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,6 +291,7 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path)
         assert in_blocks < sizes[torch.bfloat16]
         load_model(str(path), dtype="float32", memory_bytes=in_blocks)
         check(path, in_blocks, "as Q8_0 and float32", "set quantized_blocks to auto", quantized_blocks="expand")
+        check(path, in_blocks, "as Q8_0 and float32", ": leave out quantization", quantization="int8")
 
 
 # Fuzzing

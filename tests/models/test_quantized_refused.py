@@ -49,6 +49,7 @@ def stating(directory: Path, settings: Any) -> Path:
             *("bitsandbytes", "aqlm", "hqq", "quip", "mxfp4", "marlin", "eetq", "torchao", "fbgemm_fp8", "auto-round"),
         )),
         ({"bits": 4}, "quant_method 'unknown'"),
+        ({"load_in_4bit": True}, "quant_method 'bitsandbytes'"),
         ({**GPTQ, "bits": 3}, "GPTQ of 3 bits"),
         ({**GPTQ, "bits": 2}, "GPTQ of 2 bits"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "layout 'marlin'"),
@@ -89,6 +90,8 @@ def test_formats_are_refused_by_name(settings: dict[str, Any], part: str, tmp_pa
         ({**GPTQ, "bits": True}, ["bits must be of type int", "True"]),
         ({**GPTQ, "group_size": 0}, ["group_size must be -1 or at least 1, got 0"]),
         ({**GPTQ, "group_size": -2}, ["group_size must be -1", "-2"]),
+        ({**GPTQ, "group_size": 10**30}, ["group_size must be at most 2147483647"]),
+        ({**FP8, "weight_block_size": [10**30, 64]}, ["weight_block_size must be two positive integers up to"]),
         ({**GPTQ, "group_size": 12.5}, ["group_size must be of type int"]),
         ({**GPTQ, "desc_act": "yes"}, ["desc_act must be of type bool"]),
         ({**AWQ, "group_size": 0}, ["group_size must be -1 or at least 1, got 0"]),
@@ -106,6 +109,15 @@ def test_formats_are_refused_by_name(settings: dict[str, Any], part: str, tmp_pa
 )
 def test_impossible_settings_are_named(settings: Any, parts: list[str], tmp_path: Path) -> None:
     refused(stating(tmp_path / "model", settings), "config.json: ", *parts)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_settings_of_mlx_are_named(copied: bool, tmp_path: Path) -> None:
+    settings = {"group_size": 64, "bits": 4}
+    path = stating(tmp_path / "model", settings if copied else None)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "quantization": settings}))
+    refused(path, "quant_method 'mlx'" if copied else "of the library MLX", error=Unsupported)
 
 
 @pytest.mark.parametrize(

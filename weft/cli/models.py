@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,11 +17,15 @@ from weft.config import EMBEDDED_MODEL
 from weft.gguf.types import BY_NAME, PACKED_BYTES, PACKED_ROWS, block_type
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from weft.gguf.file import GgufTensor
     from weft.models.checkpoint import TensorInfo
 
 GIB = 1024**3
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+PLAIN = frozenset({"F64", "F32", "BF16", "F16"})
+"""Types of numbers that are not quantized."""
 NOTE = (
     "memory: of the weights, in the checkpoint's dtype, or in quantized blocks as kernels for CPUs read them; more "
     "where the device has no kernels for it. `weft doctor MODEL` says what this machine would use, with KV."
@@ -122,25 +127,24 @@ def _of_folder(folder: Path) -> dict[str, Any]:
     """What config.json and the headers of safetensors say; None for what they do not, or where they cannot be read;
     `error` if quantized weights cannot be served."""
     from weft.models.quantized.formats import checkpoint_tensors, quantized_format
-    from weft.models.safetensors_files import list_tensors
+    from weft.models.safetensors_files import list_tensors, read_json
 
+    unknown = dict.fromkeys(("format", "bits", "memory_bytes"))
     try:
-        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raw = {}
-    if not isinstance(raw, dict):
-        raw = {}
+        raw = read_json(folder / "config.json")
+    except WeftError as error:
+        return {**dict.fromkeys(("architecture", "dtype", "max_context")), **unknown, "error": error.message}
     names = raw.get("architectures")
     dtype = raw.get("dtype") or raw.get("torch_dtype")
     found = {
-        "architecture": names[0] if isinstance(names, list) and names else None,
+        "architecture": str(names[0]) if isinstance(names, list) and names else None,
         "dtype": dtype,
         "max_context": raw.get("max_position_embeddings"),
     }
     try:
         tensors = list_tensors(folder)
-    except WeftError:
-        return {**found, "format": None, "bits": None, "memory_bytes": None}
+    except WeftError as error:
+        return {**found, **unknown, "error": error.message}
     try:
         infos = checkpoint_tensors(tensors, quantized_format(raw)).infos.values()
     except WeftError as error:
@@ -154,9 +158,11 @@ def _of_file(path: Path) -> dict[str, Any]:
     from weft.gguf.file import read_gguf
     from weft.models.gguf_config import config_of
 
-    size = path.stat().st_size
+    size = None
     empty = dict.fromkeys(("architecture", "dtype", "max_context", "format", "bits", "memory_bytes"))
     try:
+        with suppress(OSError):  # the reader says why
+            size = path.stat().st_size
         file = read_gguf(path)
         raw = config_of(file)
     except WeftError as error:
@@ -186,8 +192,10 @@ def _of_tensors(
             in_blocks += size
             block_bytes += size // BY_NAME[blocks].numbers * PACKED_BYTES[blocks] // PACKED_ROWS
     item_bytes = ITEM_BYTES.get(str(dtype).removeprefix("torch."))
+    # The embedding of a small quantized model has more bytes than its matrices.
+    quantized = Counter({name: size for name, size in stored.items() if name not in PLAIN})
     return {
-        "format": " ".join([kind, *(name for name, _ in stored.most_common(1))]),
+        "format": " ".join([kind, *(name for name, _ in (quantized or stored).most_common(1))]),
         "bits": round(8 * stored.total() / numbers, 1) if numbers else None,
         "memory_bytes": None if item_bytes is None else block_bytes + (numbers - in_blocks) * item_bytes,
     }
@@ -207,16 +215,23 @@ def _print_table(found: list[dict[str, Any]], known: list[str] | None) -> None:
         shown = one | {"size": _size(one["bytes"]), "memory": _size(one["memory_bytes"])}
         shown["architecture"] = (one["architecture"] or "?").removesuffix("ForCausalLM")
         keys = ("name", "where", "size", "format", "bits", "memory", "architecture", "max_context")
-        cells = [str(shown[key] or "?") for key in keys]
+        cells = [_printable(shown[key] or "?") for key in keys]
         table.add_row(*cells, *([] if known is None else ["yes" if one["supported"] else "no"]))
     console = Console()
     console.print(table)
     console.print(f"\n{NOTE}")
     for one in found:
         if "error" in one:
-            console.print(f"{one['name']} cannot be served: {one['error']}")
+            console.print(_printable(f"{one['name']} cannot be served: {one['error']}"), soft_wrap=True)
     if known is not None:
         console.print(f"\nSupported architectures: {', '.join(known)}")
+
+
+def _printable(value: object) -> Text:
+    """Names and errors, which say what is in files, as they are: without markup, and what no terminal shows escaped."""
+    from rich.text import Text
+
+    return Text(str(value).encode("utf-8", "backslashreplace").decode())
 
 
 def _size(num_bytes: int | None) -> str | None:

@@ -86,6 +86,7 @@ def probe(config: EngineConfig) -> MachineReport:
     _note_machine(report)
     try:
         report.will_use = plan(config)
+        _require_tokenizer(config)
     except WeftError as error:
         report.problems.append(f"{config.model}: {error.message}")
     return report
@@ -142,6 +143,29 @@ def broken_modules() -> dict[str, str]:
     return broken
 
 
+def _find(config: EngineConfig) -> Path:
+    """Where the model is. Raises `WeftError` if it is not here."""
+    from weft.models.loader import MODEL_FILES
+
+    return find_model(
+        config.model,
+        config.revision,
+        files=MODEL_FILES,
+        offline=True,
+        offline_because=OFFLINE_IS_SET if config.offline else "this command downloads nothing",
+    )
+
+
+def _require_tokenizer(config: EngineConfig) -> None:
+    """Raise `WeftError` if the model has no tokenizer that can be used, or one of more tokens."""
+    from weft.engine.build import require_fit
+    from weft.models.loader import open_checkpoint
+    from weft.tokenizers.load import load_tokenizer
+
+    path = _find(config)
+    require_fit(load_tokenizer(str(path)), open_checkpoint(path).spec.vocab_size)
+
+
 def plan(config: EngineConfig) -> dict[str, Any]:
     """Return device, dtype, threads, kernels and pages that an engine with this configuration would use.
 
@@ -152,26 +176,21 @@ def plan(config: EngineConfig) -> dict[str, Any]:
     from weft.kernels import dispatch
     from weft.models.base import KVSpec, LayerKV
     from weft.models.footprint import require_memory, storage_notice, weight_bytes, with_settings
-    from weft.models.loader import MODEL_FILES, choose_dtype, open_checkpoint
+    from weft.models.loader import checked_targets, choose_dtype, open_checkpoint
     from weft.worker.build import choose_device, free_memory, graphs_missing, step_tokens
     from weft.worker.identity import identify_spec
     from weft.worker.memory import usable_cores
     from weft.worker.sizing import FreeMemory, kernel_threads, size_pools
 
     device = choose_device(config)
-    path = find_model(
-        config.model,
-        config.revision,
-        files=MODEL_FILES,
-        offline=True,
-        offline_because=OFFLINE_IS_SET if config.offline else "this command downloads nothing",
-    )
+    path = _find(config)
     checkpoint = open_checkpoint(path)
     spec = checkpoint.spec
     dtype = choose_dtype(spec.dtype, config.dtype, device)
     loaded = with_settings(checkpoint, dtype, device, config.quantization, config.quantized_blocks)
     layout = KVSpec((LayerKV(spec.num_kv_heads, spec.head_dim),) * spec.num_layers, dtype)
     bytes_per_page = layout.bytes_per_page(config.page_size)
+    checked_targets(checkpoint, loaded)
     weights = weight_bytes(checkpoint, loaded)
     free = free_memory(device)
     require_memory(config.model, checkpoint, loaded, device, free.device)

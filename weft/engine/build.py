@@ -21,6 +21,15 @@ from weft.worker.identity import identify
 _log = logging.getLogger("weft.engine")
 
 
+def require_fit(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raise `ConfigError` if a model of `vocab_size` embeddings lacks one of a token."""
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {vocab_size}: they do not belong "
+            "together; check that tokenizer.json came with this checkpoint"
+        )
+
+
 def build_engine(
     config: EngineConfig,
     publish: Publish,
@@ -38,12 +47,11 @@ def build_engine(
     if tokenizer is None:
         tokenizer = load_tokenizer(config.model, config.revision, config.offline)
     vocab_size = worker.spec.vocab_size
-    if tokenizer.vocab_size > vocab_size:
+    try:
+        require_fit(tokenizer, vocab_size)
+    except ConfigError:
         worker.close()
-        raise ConfigError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens and the model only {vocab_size}: they do not belong "
-            "together; check that tokenizer.json came with this checkpoint"
-        )
+        raise
     # A model may have more rows than its tokenizer has tokens; those have no text.
     token_bytes = list(tokenizer.token_bytes) + [b""] * (vocab_size - tokenizer.vocab_size)
     profile = find_profile(cache_directory(os.environ), identify(config, loaded), config.model)

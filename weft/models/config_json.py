@@ -16,13 +16,12 @@ import torch
 
 from weft.abi.errors import ModelLoadError, Unsupported
 from weft.models.base import ModelSpec, RopeSpec
+from weft.models.quantized.settings import MAX_SIZE
 
 N = TypeVar("N", int, float, bool)
 MAX_LAYERS = 1 << 12
 """Of all checkpoints; the largest of the families have some 130. What is made of each layer is made before any tensor
 is known."""
-MAX_SIZE = 2**31 - 1
-"""Of integers: KV slots are int32, so no sequence is longer."""
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -52,6 +51,8 @@ def decoder_spec(
     hidden_size = number(raw, "hidden_size", int)
     num_kv_heads = number(raw, "num_key_value_heads", int, default=num_heads)
     head_dim = number(raw, "head_dim", int, default=default_head_dim or hidden_size // num_heads)
+    if head_dim < 1:
+        raise ModelLoadError(f"config.json: {num_heads} heads are more than hidden_size ({hidden_size}) has room for")
     if num_heads % num_kv_heads:
         raise ModelLoadError(
             f"config.json: num_attention_heads ({num_heads}) is not a multiple of num_key_value_heads ({num_kv_heads})"
@@ -60,6 +61,9 @@ def decoder_spec(
         raise ModelLoadError(f"config.json: head_dim must be even for rotary embeddings, got {head_dim}")
     positions = number(raw, "max_position_embeddings", int)
     rope = rope_spec(raw, positions)
+    max_position = _max_position(positions, rope)
+    if max_position < 1:
+        raise ModelLoadError(f"config.json: the rope factor {rope.factor} leaves none of {positions} positions")
     return ModelSpec(
         architecture=architecture,
         vocab_size=number(raw, "vocab_size", int),
@@ -69,7 +73,7 @@ def decoder_spec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position=_max_position(positions, rope),
+        max_position=max_position,
         sliding_windows=sliding_windows or (None,) * num_layers,
         rope=rope,
         rms_eps=number(raw, "rms_norm_eps", float, default=1e-6),
@@ -147,14 +151,16 @@ def rope_spec(raw: Mapping[str, Any], max_position: int) -> RopeSpec:
         if low == high:
             raise ModelLoadError(f"config.json: low_freq_factor and high_freq_factor must differ, both are {low}")
         return RopeSpec(theta, "llama3", factor, original, low, high)
+    if theta <= 1:
+        raise ModelLoadError(f"config.json: yarn needs a rope_theta above 1, got {theta}")
     return RopeSpec(
         theta,
         "yarn",
         factor,
         original,
         attention_factor=_yarn_attention_factor(given, factor),
-        beta_fast=number(given, "beta_fast", float, default=32.0),
-        beta_slow=number(given, "beta_slow", float, default=1.0),
+        beta_fast=_yarn_rotations(given, "beta_fast", 32.0, original),
+        beta_slow=_yarn_rotations(given, "beta_slow", 1.0, original),
         truncate=number(given, "truncate", bool, default=True),
     )
 
@@ -195,6 +201,14 @@ def _max_position(positions: int, rope: RopeSpec) -> int:
     if rope.kind == "yarn":
         return max(positions, int(min(rope.original_max_position * rope.factor, MAX_SIZE)))
     return positions
+
+
+def _yarn_rotations(given: Mapping[str, Any], key: str, default: float, original: int) -> float:
+    """So many rotations of a pair of components within `original` positions that the length of one is a number."""
+    rotations = number(given, key, float, default=default)
+    if not 0 < original / (2 * math.pi * rotations) < math.inf:
+        raise ModelLoadError(f"config.json: {key!r} is {rotations}, which is out of range")
+    return rotations
 
 
 def _yarn_attention_factor(given: Mapping[str, Any], factor: float) -> float:

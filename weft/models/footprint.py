@@ -168,7 +168,7 @@ def require_memory(
     fitting = [(size, other) for size, other in sizes if size <= free_bytes]
     if fitting:
         size, other = fitting[0]
-        remedy = f"as {_format(other)} they take {size / GIB:.2f} GiB: set {_settings(spec, other)}"
+        remedy = f"as {_format(other)} they take {size / GIB:.2f} GiB: {_settings(spec, other)}"
     else:
         size, other = min(sizes, key=lambda one: one[0])
         remedy = f"even as {_format(other)} they take {size / GIB:.2f} GiB: free memory, or choose a smaller model"
@@ -196,8 +196,11 @@ def _format(spec: ModelSpec) -> str:
 
 def _settings(spec: ModelSpec, other: ModelSpec) -> str:
     changes = [] if other.dtype == spec.dtype else [f"dtype to {str(other.dtype).removeprefix('torch.')}"]
-    if other.quantization != spec.quantization:
+    if other.quantization is not None and other.quantization != spec.quantization:
         changes.append(f"quantization to {other.quantization}")
     if other.block_types and not spec.block_types and spec.quantization is None:
         changes.append("quantized_blocks to auto")
-    return " and ".join(changes)
+    wanted = ["set " + " and ".join(changes)] if changes else []
+    if other.quantization is None and spec.quantization is not None:
+        wanted.insert(0, "leave out quantization")
+    return " and ".join(wanted)

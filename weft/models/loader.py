@@ -122,7 +122,7 @@ def load_model(
     spec = with_settings(checkpoint, chosen_dtype, device, quantization, quantized_blocks)
     eos_ids = checkpoint.eos_ids()
     chosen = kernels or dispatch.select(device, spec.dtype)
-    groups = _checked_targets(checkpoint, spec)
+    groups = checked_targets(checkpoint, spec)
     if memory_bytes is not None:
         require_memory(model, checkpoint, spec, device, memory_bytes)
     weights = _load_weights(checkpoint, groups, spec, torch.device(device), chosen, progress)
@@ -148,8 +148,9 @@ def choose_dtype(checkpoint: torch.dtype, wanted: DType, device: torch.device | 
     return checkpoint if dispatch.computes_well(device, checkpoint) else torch.float32
 
 
-def _checked_targets(checkpoint: Checkpoint, spec: ModelSpec) -> list[list[WeightTarget]]:
-    """The weights of the model, which the checkpoint has, with the names that its tensors have there."""
+def checked_targets(checkpoint: Checkpoint, spec: ModelSpec) -> list[list[WeightTarget]]:
+    """The weights of the model, which the checkpoint has, with the names that its tensors have there. Raises
+    `ModelLoadError` for tensors that are missing, too many or of other shapes."""
     groups = weight_targets(checkpoint, spec)
     _check(checkpoint, checkpoint.tensors(), [target for group in groups for target in group], spec)
     return groups

@@ -26,6 +26,10 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """The format allows 100 MiB, of which JSON makes gigabytes. A description of a tensor takes some 120 bytes."""
 MAX_JSON_BYTES = 64 * 1024 * 1024
+"""Of a file that names tensors, or of a header."""
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+"""Of a config.json: those of large quantized models, which name modules, have some hundred thousand. What JSON says may
+take thirty times as much in memory."""
 """Of config.json and of the index, which names every tensor of all files."""
 MAX_TENSORS = 1 << 16
 MAX_NAME_CHARS, MAX_DIMENSIONS = 1024, 8
@@ -40,11 +44,11 @@ UNREAD = ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "
 """The format's other dtypes."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, most: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """A JSON object from a file. Raises `ModelLoadError` when it is missing, too large, malformed, or not an object."""
     try:
-        if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            raise ModelLoadError(f"{path} has {size} bytes; there may be {MAX_JSON_BYTES}")
+        if (size := path.stat().st_size) > most:
+            raise ModelLoadError(f"{path} has {size} bytes; there may be {most}")
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(f"{path} does not exist; the directory is not a complete checkpoint") from None
@@ -64,7 +68,7 @@ def list_tensors(directory: Path) -> dict[str, TensorInfo]:
     and damaged files; `Unsupported` for dtypes that are not read.
     """
     if (directory / INDEX_FILE).exists():
-        weight_map = read_json(directory / INDEX_FILE).get("weight_map")
+        weight_map = read_json(directory / INDEX_FILE, MAX_JSON_BYTES).get("weight_map")
         if not isinstance(weight_map, dict) or not all(_is_file_name(f) for f in weight_map.values()):
             raise ModelLoadError(f"{directory / INDEX_FILE} has no usable 'weight_map' of tensor names to file names")
         files = [directory / name for name in sorted(set(weight_map.values()))]

@@ -8,10 +8,12 @@ expressions; unknown names are refused.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -189,7 +191,7 @@ def _merges(file: GgufFile, vocab: dict[str, int], kinds: Sequence[int]) -> list
     Among equal scores longer halves come first, as in transformers' conversion of such vocabularies.
     """
     scores = file.metadata.numbers("tokenizer.ggml.scores", len(kinds)).tolist()
-    found: list[tuple[float, int, int, int, int, int]] = []
+    found = array("i")  # the token, and its halves: a list of tuples would take ten times as much
     texts = {i: text for text, i in vocab.items()}
     for text, i in vocab.items():
         if kinds[i] != NORMAL:
@@ -198,14 +200,20 @@ def _merges(file: GgufFile, vocab: dict[str, int], kinds: Sequence[int]) -> list
             raise ModelLoadError(
                 f"{file.path}: token {i} has {len(text)} characters (at most {MAX_PIECE_CHARS}) and score {scores[i]}"
             )
-        halves, last = ((text[:at], text[at:]) for at in range(1, len(text))), -scores[i]
-        found += [(last, -len(a), -len(b), i, vocab[a], vocab[b]) for a, b in halves if a in vocab and b in vocab]
-        if len(found) > MAX_MERGES * len(kinds):
+        for left, right in ((text[:at], text[at:]) for at in range(1, len(text))):
+            if left in vocab and right in vocab:
+                found.extend((i, vocab[left], vocab[right]))
+        if len(found) > 3 * MAX_MERGES * len(kinds):
             raise ModelLoadError(
                 f"{file.path}: the {len(kinds)} tokens can be split into others in more than {MAX_MERGES} ways each"
             )
-    found.sort()
-    return [(texts[a], texts[b]) for *_, a, b in found]
+    whole, lefts, rights = np.array(found, np.int64).reshape(-1, 3).T
+    chars = np.zeros(len(kinds), np.int64)
+    chars[list(texts)] = [len(text) for text in texts.values()]
+    keys = (rights, lefts, whole, -chars[rights], -chars[lefts], -np.array(scores)[whole])  # the last decides first
+    order = np.lexsort(keys)
+    pairs = zip(lefts[order].tolist(), rights[order].tolist(), strict=True)
+    return [(texts[left], texts[right]) for left, right in pairs]
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, file: GgufFile, texts: Sequence[str], kinds: Sequence[int]) -> None:

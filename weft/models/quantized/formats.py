@@ -46,12 +46,21 @@ def quantized_format(raw: Mapping[str, Any]) -> QuantizedFormat | None:
     if not stated:
         if raw.get("compression_config"):
             raise refusal("compression_config in config.json, the old form of compressed-tensors,")
+        if raw.get("quantization"):
+            raise refusal("quantization in config.json, of the library MLX,")
         return None
     settings = QuantizationSettings(stated)
-    method = settings.text("quant_method", default="unknown")
+    method = settings.text("quant_method", default=_unnamed_method(raw, settings))
     if method not in FORMATS:
         raise refusal(f"quant_method {method!r} (there are {', '.join(FORMATS)})")
     return FORMATS[method](settings)
+
+
+def _unnamed_method(raw: Mapping[str, Any], settings: QuantizationSettings) -> str:
+    """The method of settings without `quant_method`, by what only one library writes."""
+    if raw.get("quantization"):
+        return "mlx"
+    return "bitsandbytes" if settings.has("load_in_4bit") or settings.has("load_in_8bit") else "unknown"
 
 
 def checkpoint_tensors(tensors: Mapping[str, TensorInfo], form: QuantizedFormat | None) -> CheckpointTensors:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 from weft.abi.errors import ModelLoadError, Unsupported
 
 T = TypeVar("T")
+MAX_SIZE = 2**31 - 1
+"""Of integers in config.json: KV slots are int32, so no sequence is longer, and no matrix has more rows."""
 REMEDY = "use a GGUF file of the model, or an unquantized checkpoint with --quantization int8 or int4"
 
 
@@ -64,8 +66,11 @@ class QuantizationSettings:
         if self._raw.get(key) is None:
             return None
         sizes = self._raw[key]
-        if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
-            raise ModelLoadError(f"config.json: {self.path}.{key} must be two positive integers, got {sizes!r:.100}")
+        is_pair = isinstance(sizes, list) and len(sizes) == 2
+        if not is_pair or not all(type(n) is int and 0 < n <= MAX_SIZE for n in sizes):
+            raise ModelLoadError(
+                f"config.json: {self.path}.{key} must be two positive integers up to {MAX_SIZE}, got {sizes!r:.100}"
+            )
         return sizes[0], sizes[1]
 
     def names(self, *keys: str) -> tuple[str, ...]:
@@ -92,4 +97,6 @@ class QuantizationSettings:
         # In Python bool is an int, but JSON's true is not a number.
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ModelLoadError(f"config.json: {self.path}.{key} must be of type {kind.__name__}, got {value!r:.100}")
+        if isinstance(value, int) and abs(value) > MAX_SIZE:
+            raise ModelLoadError(f"config.json: {self.path}.{key} must be at most {MAX_SIZE}, got {value!r:.100}")
         return value
