@@ -353,7 +353,7 @@ BAD: dict[str, tuple[list[bytes], type[Exception], str]] = {
             *wrong("scores", ARRAY, floats(*range(60))),
         ],
         ModelLoadError,
-        "the 60 tokens can be split into others in more than 16 ways each",
+        "the 60 tokens can be split into others in more than 4 ways each",
     ),
     "no scores": ([*LLAMA, TOKENS], ModelLoadError, "has no tokenizer.ggml.scores"),
     "score not a number": (

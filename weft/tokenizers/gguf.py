@@ -30,7 +30,7 @@ MAX_ADDED = 1 << 16
 """Of control and user-defined tokens, which are searched for in every text."""
 MAX_PIECE_CHARS = 256
 """Of a token of the type `llama`: all ways to split it are tried."""
-MAX_MERGES = 16
+MAX_MERGES = 4
 """Of a vocabulary of the type `llama`, for each token; that of Llama 2 has 2. Tokens of text have fewer characters."""
 END_TEXTS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>"})
 """Control tokens that end a turn, a message or a text, named as such by the metadata or not."""
