@@ -12,7 +12,7 @@ import pytest
 import weft
 from tests.server.conftest import RunningServer, running
 from weft import ops
-from weft.abi.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, UnknownModel, Unsupported
 from weft.client import Client
 from weft.llm import LLM
 from weft.testing.byte_tokenizer import byte_tokenizer
@@ -217,3 +217,14 @@ def test_what_users_need_is_exported() -> None:
     from weft.workflow import CallStarted, RowResult, TextDelta, plan
 
     assert all(map(callable, (CallStarted, RowResult, TextDelta, plan, weft.RunLimits, weft.Concurrency)))
+
+
+def test_calls_may_name_the_model_of_an_llm() -> None:
+    named = weft.flow(lambda q: ops.llm(f"Tell me about {q}.", model="weft-tiny", max_tokens=3, temperature=0))
+    with LLM("weft-tiny", dtype="float32", num_pages=64) as llm:
+        expected = tell.run(ROWS, on=llm).column("value")
+        assert named.run(ROWS, on=llm).column("value") == expected
+        assert tell.run(ROWS, on=llm, model="weft-tiny").column("value") == expected
+        assert named.explain(ROWS, on=llm).to_dict()["predicted"]["calls"] == len(ROWS)
+        with pytest.raises(UnknownModel, match="no model 'nope' here; there is weft-tiny"):
+            tell.run(ROWS, on=llm, model="nope")

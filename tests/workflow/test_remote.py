@@ -96,6 +96,51 @@ def test_errors_are_those_of_a_local_run(shared: RunningServer, client: Client) 
     assert [result.outputs for result in remote] == [result.outputs for result in local]
 
 
+class Wordless(Exception):
+    def __str__(self) -> str:
+        return None  # type: ignore[return-value]
+
+
+def wordless(text: str) -> str:
+    raise Wordless
+
+
+def verbose(text: str) -> str:
+    raise ValueError("x" * (20 << 20))
+
+
+def named_at_length(text: str) -> str:
+    raise type("É" * 500, (Exception,), {})("m")
+
+
+@pytest.mark.parametrize("function", [wordless, verbose, named_at_length])
+def test_errors_that_cannot_be_told_as_they_are_fail_their_row(
+    shared: RunningServer, client: Client, function: Any
+) -> None:
+    flow = weft.flow(lambda topic: {"bad": ops.function(function, topic), "good": ops.text(f"{topic}!")})
+    there, here = flow.run(ROWS[:2], on=client), flow.run(ROWS[:2], on=f"{shared.url}/v1")
+    assert there.errors == here.errors
+    assert len(there.errors) == 2
+    assert len(there.errors[0].kind) <= 100
+    assert 0 < len(there.errors[0].message) <= 1 << 16
+
+
+def test_a_value_that_the_server_refuses_fails_its_row(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = client.workflows.set_variable
+
+    def refuse(variable_id: str, value: Any = None, **given: Any) -> None:
+        if not given:
+            raise ServerError(413, "too large")
+        send(variable_id, **given)
+
+    monkeypatch.setattr(client.workflows, "set_variable", refuse)
+    error = weft.flow(lambda topic: ops.function(shout, topic)).run(ROWS[:1], on=client).errors[0]
+    assert "too large" in error.message
+    monkeypatch.setattr(client.workflows, "set_variable", lambda *args, **given: refuse(""))
+    with pytest.raises(ServerError, match="too large"):  # nor can it be told why
+        weft.flow(lambda topic: ops.function(shout, topic)).run(ROWS[:1], on=client)
+
+
 NAMES = "latency, ttft, throughput, deadline, batch"
 
 
@@ -257,6 +302,16 @@ def test_an_interrupted_run_goes_on(client: Client, tmp_path: Path) -> None:
                     raise Interrupted
                 yield event
 
+    class Lost(Through):
+        """A client that is interrupted before it learns that its run has begun."""
+
+        def start(self, *args: Any, **options: Any) -> Any:
+            calls.append(client.workflows.start(*args, **options).id)
+            raise Interrupted
+
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            tell.run(ROWS, on=Lost(client), out=out)
     for most in (0, 2):
         with pytest.raises(Interrupted):
             tell.run(ROWS, on=Stopping(most), out=out)

@@ -90,7 +90,7 @@ class LLM:
         dialect = dialect_of(tokenizer, tool_call_parser, reasoning_parser)
         self._start(
             lambda: InlineEngine.from_config(config, load_progress, tokenizer=tokenizer),
-            *(tokenizer, dialect, config.max_waiting),
+            *(tokenizer, dialect, config.max_waiting, (config.model,)),
         )
         path = find_model(config.model, config.revision, files=(), offline=True)
         # Defaults of sampling and the longest answer are of the answer too, and so are the parsers of its text.
@@ -120,7 +120,12 @@ class LLM:
         return llm
 
     def _start(
-        self, connect: Callable[[], EngineClient], tokenizer: Tokenizer, dialect: Dialect, max_waiting: int = 4096
+        self,
+        connect: Callable[[], EngineClient],
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        max_waiting: int = 4096,
+        names: tuple[str, ...] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self._dialect = dialect
@@ -129,7 +134,7 @@ class LLM:
 
         async def begin() -> tuple[ActiveModel, EngineInfo]:
             engine.append(connect())
-            served = ServedModel(["model"], engine[0], tokenizer)
+            served = ServedModel(list(dict.fromkeys(["model", *names])), engine[0], tokenizer)
             config = ServerConfig(engine_wait_s=0.0)
             model = ActiveModel(served, config, dialect, ModelMetrics(), on_event=lambda event: None)
             return model, await engine[0].wait_ready()
@@ -156,6 +161,7 @@ class LLM:
             EndpointBackend(self._models),
             self._weights,
             sources_of_models(self._models, self._models[0].names[0]),
+            tuple(self._models[0].names),
         )
 
     # ---- many prompts

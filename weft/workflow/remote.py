@@ -7,6 +7,7 @@ stream goes on behind the last result.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ from weft.workflow.run.functions import FUNCTION_TIMEOUT_S, called_function, val
 from weft.workflow.run.instructions import AwaitExternal, RunLimits, TaskName
 from weft.workflow.run.results import RowMistake, RowResult
 from weft.workflow.run.settings import plan_settings
-from weft.workflow.run.value_errors import kind_of
+from weft.workflow.run.value_errors import kind_of, message_of
 
 if TYPE_CHECKING:
     from weft.workflow.explain.report import Explanation
@@ -46,6 +47,8 @@ MAX_PAUSE_S = 5.0
 """Between two attempts to hand a value on."""
 FILE = "server.json"
 """Names the run, in a folder beside the file of its results."""
+_NOT_NEEDED = (404, 409, 410)
+"""Statuses that say of a value: the row or the run has ended, or the value is set."""
 _HERE = {
     "concurrency": "the server decides how much is in progress",
     "cache": "a server keeps its own prompt cache",
@@ -90,6 +93,9 @@ class _KeptRun(msgspec.Struct, frozen=True):
     """What a folder says of a run."""
 
     run: str
+    """Empty: its start was asked for, and not answered."""
+    key: str
+    """With which it is asked for: the second time gives the same run."""
     graph: str
     rows: str
     model: str | None = None
@@ -123,6 +129,8 @@ class ServerRun:
         self._functions = client_functions(graph) & options.get("functions", {}).keys()
         self._folder: Path | None = None
         self._run_id: str | None = None
+        self._key: str | None = None
+        """Without a folder nobody would know the run: there it ends with the connection that starts it."""
         self._taken: set[str] = set()
         """Variables that are answered here."""
         self._answering: set[Future[None]] = set()
@@ -187,12 +195,12 @@ class ServerRun:
         with held_folder(folder):
             if (folder / FILE).exists():
                 kept = msgspec.json.decode((folder / FILE).read_bytes(), type=_KeptRun)
-                if kept != self._kept(kept.run):
+                if kept != self._kept(kept.run, kept.key):
                     raise ConfigError(
                         "another run was interrupted here, with another graph, other rows, another model or other "
                         f"limits: finish that run, remove {folder}, or choose another file"
                     )
-                self._run_id = kept.run
+                self._run_id, self._key = kept.run or None, kept.key
             elif any(folder.iterdir()):
                 raise ConfigError(f"{folder} is not of a run on a server: finish that run, or choose another file")
             self._folder = folder
@@ -211,9 +219,13 @@ class ServerRun:
                     raise
                 # It was deleted, or was so long ago that it is forgotten.
         limits, planning = self._options.get("limits"), self._options.get("planning")
+        if self._folder is not None:
+            self._key = self._key or secrets.token_hex(16)
+            self._keep(self._folder, "", self._key)
         run = self._server.start(
             self._server.create(graph_to_dict(self.graph)).id,
             self.rows,
+            key=self._key,
             limits=None if limits is None else limits._asdict(),
             optimise=self._options.get("optimise"),
             model=self._options.get("model"),
@@ -228,17 +240,21 @@ class ServerRun:
             else msgspec.to_builtins(plan_settings(planning)),
         )
         run_id: str = run.id
-        if self._folder is not None:
-            kept = msgspec.json.encode(self._kept(run_id))
-            temporary = self._folder / f"{FILE}.new"
-            temporary.write_bytes(kept)
-            temporary.replace(self._folder / FILE)
+        if self._folder is not None and self._key is not None:
+            self._keep(self._folder, run_id, self._key)
         return run_id
 
-    def _kept(self, run_id: str) -> _KeptRun:
+    def _keep(self, folder: Path, run_id: str, key: str) -> None:
+        temporary = folder / f"{FILE}.new"
+        temporary.write_bytes(msgspec.json.encode(self._kept(run_id, key)))
+        temporary.replace(folder / FILE)
+
+    def _kept(self, run_id: str, key: str) -> _KeptRun:
         """What tells this run from others. Reads the rows."""
         options = self._options
-        return _KeptRun(run_id, digest(self.graph), rows_digest(self.rows), options.get("model"), options.get("limits"))
+        return _KeptRun(
+            run_id, key, digest(self.graph), rows_digest(self.rows), options.get("model"), options.get("limits")
+        )
 
     def _count(self, event: Any) -> None:
         progress = event.progress or (event.run.workflow if event.run is not None else None)
@@ -281,7 +297,7 @@ class ServerRun:
             given: dict[str, Any] = {"value": await self._value(wait)}
         except Exception as error:
             kind = kind_of(error)
-            given = {"error": str(error) or kind, "kind": kind}
+            given = {"error": message_of(error) or kind, "kind": kind}
         try:
             await self._set(wait.id, given)
         except Exception as error:  # of this process: nothing else would end the run, which waits for the value
@@ -305,14 +321,15 @@ class ServerRun:
                 await asyncio.to_thread(partial(self._server.set_variable, id, **given))
                 return
             except WeftError as error:
-                status = getattr(error, "status", None)
-                if status == 400 and "value" in given:
-                    given = {"error": error.message, "kind": error.kind}
-                elif not _is_refusal(error):
+                if getattr(error, "status", None) in _NOT_NEEDED:
+                    return
+                if not _is_refusal(error):
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                elif "value" in given:
+                    given = {"error": message_of(error), "kind": kind_of(error)}
                 else:
-                    return  # the row or the run has ended, or the value is set
+                    raise
 
 
 def _result(row: Any) -> RowResult:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypedDict
 from urllib.parse import urlsplit
 
-from weft.abi.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest, UnknownModel
 from weft.config import WorkflowsConfig
 from weft.loop_thread import LoopThread
 from weft.store.answers import AnswerTable
@@ -43,6 +43,8 @@ class WorkflowHost(NamedTuple):
     """What answers depend on besides the calls: the model and how it computes."""
     plans_for: PlanSources | None = None
     """What plans are made for; None: as for a server of which nothing is known."""
+    names: tuple[str, ...] = ()
+    """Of its models; empty: not known."""
 
 
 class HasWorkflowHost(Protocol):
@@ -156,10 +158,14 @@ def value_budget(options: Mapping[str, Any]) -> EvaluationBudget:
 
 
 def model_identity(on: Target, options: RunOptions) -> str:
-    """What answers depend on besides the calls."""
-    model = on if isinstance(on, str) else on.workflow_host().model
+    """What answers depend on besides the calls. Raises `UnknownModel` for an option that `on` has no model for."""
     named = options.get("model")
-    return f"{model} {named}" if named else model
+    if isinstance(on, str):
+        return f"{on} {named}" if named else on
+    host = on.workflow_host()
+    if named and host.names and named not in host.names:
+        raise UnknownModel(f"there is no model {named[:200]!r} here; there is {host.names[-1]}", "model")
+    return host.model
 
 
 def sources_of_target(graph: WorkflowGraph, on: Target, model: str) -> PlanSources:

@@ -172,6 +172,7 @@ def replying(status: int, body: bytes, **headers: str) -> OpenAIBackend:
 
 SAY = ModelRequest(CHAT, {"messages": [{"role": "user", "content": "hi"}]})
 EVENT = b'data: {"choices": [{"delta": {"content": "h"}}]}\n\n'
+DONE = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,7 @@ EVENT = b'data: {"choices": [{"delta": {"content": "h"}}]}\n\n'
         (replying(400, b'{"error": {"message": "no such field"}}'), InvalidRequest, "no such field (status 400)"),
         (replying(200, EVENT), EngineDead, "ended before it was complete"),
         (replying(200, EVENT + b'data: {"error": {"message": "engine died"}}\n\n'), EngineDead, "engine died"),
+        (replying(200, EVENT + b'data: {"error": "engine died"}\n\n'), EngineDead, "engine died"),
         (OpenAIBackend("http://127.0.0.1:9", "m"), EngineDead, "no answer from http://127.0.0.1:9"),
     ],
 )
@@ -192,6 +194,36 @@ def test_errors_of_servers(backend: OpenAIBackend, kind: type[WeftError], messag
     assert message in str(error)
     if "full" in message:
         assert error.retry_after_s == 9
+
+
+@pytest.mark.parametrize(
+    ("body", "used"),
+    [
+        (b'data:{"choices": [{"delta": {"content": "h"}, "finish_reason": "stop"}]}\n\ndata:[DONE]\n\n', 0),
+        (EVENT.replace(b"}]}", b'}], "error": null}') + DONE, 0),
+        (EVENT + DONE.replace(b"}]}", b'}], "usage": {"prompt_tokens": null, "completion_tokens": 2}}'), 2),
+    ],
+    ids=["no space", "null error", "null usage"],
+)
+def test_streams_as_others_write_them(body: bytes, used: int) -> None:
+    answer = answered(replying(200, body), SAY)
+    assert isinstance(answer, ModelAnswer)
+    assert (answer.text, answer.usage.output_tokens) == ("h", used)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html>", "http://server/v1/models did not answer with JSON"),
+        (b'[{"id": "m"}]', "does not list its models"),
+        (b'{"data": [null]}', "does not list its models"),
+    ],
+)
+def test_addresses_that_are_no_such_server(content: bytes, message: str) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=content))
+    error = answered(OpenAIBackend("http://server", transport=transport), SAY)
+    assert isinstance(error, InvalidRequest)
+    assert message in error.message
 
 
 def test_an_answer_may_have_separators_of_lines() -> None:

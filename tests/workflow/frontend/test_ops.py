@@ -49,6 +49,8 @@ def test_a_case_is_what_the_value_is_as_text(key: Any, case: str) -> None:
         (lambda q: {frozenset(): lambda: q}, r"the case frozenset\(\) is never met"),
         (lambda q: {q: lambda: q}, r"the case <variable :q: any> is never met"),
         (lambda q: {True: lambda: q, "true": lambda: q}, "two cases are 'true'"),
+        (lambda q: {"a": lambda: (q, q), "b": lambda: q}, r"same outputs; cases\[a\] returns .*, and cases\[b\] "),
+        (lambda q: {"a": lambda: q, "b": lambda: {"x": q, "y": q}}, r"same outputs; .* x, y"),
         (lambda q: {"a": ops.text("A")}, r"ops.switch\(value, \{case: body\}, default\): a body is a function"),
         (lambda q: [lambda: q], "takes a mapping of cases"),
     ],

@@ -122,6 +122,30 @@ def test_errors_name_where_they_began(server: RunningServer) -> None:
             variable.get()
 
 
+def test_errors_that_cannot_be_told_as_they_are_reach_what_depends_on_them(server: RunningServer) -> None:
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            return None  # type: ignore[return-value]
+
+    @weft.native_function
+    def wordless(text: str) -> str:
+        raise Wordless
+
+    @weft.native_function
+    def verbose(text: str) -> str:
+        raise ValueError("x" * (20 << 20))
+
+    @weft.native_function
+    def large(text: str) -> str:
+        return "x" * (17 << 20)
+
+    with weft.session(server.url):
+        for function, words in ((wordless, "Wordless"), (verbose, "xxx"), (large, "16 MiB")):
+            with pytest.raises(NodeFailed, match=words):
+                ops.text(f"{function(ops.text('x'))}!").get()
+        assert ops.text("fine").get() == "fine"
+
+
 def test_values_from_outside(server: RunningServer) -> None:
     with weft.session(server.url):
         decision, never = ops.external(name="decision"), ops.external(name="never")

@@ -56,6 +56,6 @@ def usage_of(used: Mapping[str, Any]) -> CallUsage:
     """The tokens of a call, from `usage` of an answer. Servers of others do not tell all of them: what is not known to
     be cached counts as computed."""
     details = used.get("prompt_tokens_details") or {}
-    prompt, cached = used["prompt_tokens"], details.get("cached_tokens") or 0
+    prompt, cached = used.get("prompt_tokens") or 0, details.get("cached_tokens") or 0
     continued = details.get("continued_tokens") or 0
-    return CallUsage(prompt, cached, used.get("completion_tokens") or 0, continued, prompt - cached)
+    return CallUsage(prompt, cached, used.get("completion_tokens") or 0, continued, max(prompt - cached, 0))

@@ -142,7 +142,9 @@ class OpenAIBackend:
         if self._model is None:
             names = [model["id"] for model in await self._served()]
             if len(names) != 1:
-                raise InvalidRequest(f"{self._base} serves {', '.join(names[:20]) or 'no model'}: name one", "model")
+                raise InvalidRequest(
+                    f"{self._base} serves {', '.join(names[:20]) or 'no model'}: name one with model", "model"
+                )
             self._model = names[0]
         return self._model
 
@@ -171,7 +173,13 @@ class OpenAIBackend:
         """The cards of the server's models; asked for once."""
         async with self._finding:
             if self._cards is None:
-                self._cards = (await self._json("GET", "/v1/models"))["data"]
+                found = await self._json("GET", "/v1/models")
+                cards = found.get("data") if isinstance(found, dict) else None
+                if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
+                    raise InvalidRequest(
+                        f"{self._base} does not list its models as OpenAI's API does: name one", "model"
+                    )
+                self._cards = cards
         return self._cards
 
     async def _json(self, method: str, path: str, body: Any = None) -> Any:
@@ -185,7 +193,12 @@ class OpenAIBackend:
             )
         if response.is_error:
             raise refused(response.status_code, response.headers, response.content)
-        return response.json()
+        try:
+            return response.json()
+        except ValueError:
+            raise InvalidRequest(
+                f"{self._base}{path} did not answer with JSON: is it the address of a server with OpenAI's API?"
+            ) from None
 
     async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         try:
@@ -193,11 +206,12 @@ class OpenAIBackend:
                 if response.is_error:
                     raise refused(response.status_code, response.headers, await response.aread())
                 async for line in async_lines_of(response.aiter_bytes()):
-                    if not line.startswith("data:") or line == "data: [DONE]":
+                    data = line.removeprefix("data:").strip()
+                    if not line.startswith("data:") or data in ("", "[DONE]"):
                         continue
-                    event = _event(line.removeprefix("data:"))
-                    if "error" in event:
-                        raise EngineDead(str(event["error"].get("message", event["error"])))
+                    event = _event(data)
+                    if error := event.get("error"):
+                        raise EngineDead(str(error.get("message", error) if isinstance(error, dict) else error))
                     yield event
         except httpx.HTTPError as error:
             raise lost(self._base, error) from error

@@ -273,7 +273,13 @@ def switch(
     for place, body in (places if default is None else {**places, "default": default}).items():
         _check_body("switch", "value, {case: body}, default", body)
         inside = FlowTrace(trace)
-        outputs = inside.outputs(body)
+        before, outputs = outputs, inside.outputs(body)
+        if before and set(before) != set(outputs):
+            first = next(iter(bodies))
+            raise FlowError(
+                f"all cases of a switch return the same outputs; {first} returns {', '.join(before)}, and {place} "
+                f"{', '.join(outputs)}"
+            )
         bodies[place] = inside.body(outputs)
         types[place] = _types(outputs)
     fields = {

@@ -23,6 +23,7 @@ from weft.workflow.graph.schema_check import schema_mistake
 from weft.workflow.graph.values import TOO_DEEP, RowError, is_too_deep
 from weft.workflow.run.instructions import AwaitExternal
 from weft.workflow.run.refusals import no_function
+from weft.workflow.run.value_errors import kind_of, message_of
 
 FUNCTION_TIMEOUT_S = 300.0
 MAX_VALUE_BYTES = 16 << 20
@@ -94,8 +95,8 @@ def _is_plain(error: BaseException) -> bool:
 
 
 def _named(name: str, error: BaseException) -> RowError:
-    said = f": {error}" if str(error) else ""
-    return RowError(f"{name} raised {type(error).__name__}{said}")
+    said = message_of(error)
+    return RowError(f"{name} raised {kind_of(error)}{': ' if said else ''}{said}")
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import msgspec
 from weft.abi.errors import LimitExceeded, Unsupported
 from weft.workflow.actuals import RunCounts
 from weft.workflow.run.instructions import RowDone
-from weft.workflow.run.value_errors import kind_of
+from weft.workflow.run.value_errors import kind_of, message_of
 
 if TYPE_CHECKING:
     from weft.workflow.explain.report import Explanation
@@ -63,7 +63,7 @@ def result_of(done: RowDone) -> RowResult:
         return RowResult(done.row, done.outputs)
     error = done.failure.error
     kind = kind_of(error)
-    return RowResult(done.row, done.outputs, RowMistake(done.row, done.failure.node, str(error) or kind, kind))
+    return RowResult(done.row, done.outputs, RowMistake(done.row, done.failure.node, message_of(error) or kind, kind))
 
 
 class HeldResults:

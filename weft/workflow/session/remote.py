@@ -27,7 +27,7 @@ from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.values import RowError, fill_values
 from weft.workflow.run.frames import RowFailure
 from weft.workflow.run.functions import called_function, checked_value
-from weft.workflow.run.value_errors import NodeFailed
+from weft.workflow.run.value_errors import NodeFailed, kind_of, message_of
 
 POLL_S = 30.0
 """Of one request that waits for a value."""
@@ -283,7 +283,7 @@ class RemoteSession:
             except Exception as error:
                 if tries == node.retries:
                     self._errors[node.id] = NodeFailed.of(RowFailure(node.id, error))
-                    await self._tell(node.id, {"error": str(error) or type(error).__name__})
+                    await self._tell(node.id, {"error": message_of(error) or kind_of(error)})
             else:
                 await self._tell(node.id, {"value": value})
                 return
@@ -298,6 +298,8 @@ class RemoteSession:
             await self._put(node, body)
         except WeftError as error:
             self._values[Reference(node)] = self._errors.setdefault(node, NodeFailed.of(RowFailure(node, error)))
+            if "value" in body:  # what depends on it there would wait for ever
+                await self._tell(node, {"error": message_of(error)})
 
 
 def check_remote(node: AnyNode) -> None:

@@ -26,7 +26,7 @@ from weft.workflow.run.growing import GrowingState
 from weft.workflow.run.instructions import AwaitExternal, RunLimits, Settled
 from weft.workflow.run.objectives import hints_of
 from weft.workflow.run.order import CallHints, CallSite
-from weft.workflow.run.value_errors import NodeFailed
+from weft.workflow.run.value_errors import NodeFailed, kind_of, message_of
 
 
 class SessionRun:
@@ -193,7 +193,7 @@ class SessionRun:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self._over = f"the session ended with {type(error).__name__}: {error}"
+            self._over = f"the session ended with {kind_of(error)}: {message_of(error)}"
             self._release()
             raise
 
