@@ -19,6 +19,7 @@ from weft.workflow.graph import InvalidGraph
 from weft.workflow.run.value_errors import NodeFailed
 
 ROWS = [{"q": "one"}]
+THERE = "run the graph there, with on=weft.client.Client(url), or a session with the address of one"
 RAW = graph(
     llm("a", "{{q}}", max_tokens=3),
     pick("parts", "q", split=","),
@@ -30,8 +31,8 @@ RAW = graph(
 )
 MISTAKES = {
     "m.f": "there is no function 'score' here",
-    "s": "functions with source are supported on a server of Weft only",
-    "p": "programs run on servers of Weft only: there 'agent' can run",
+    "s": f"functions with source run on servers of Weft only: {THERE}",
+    "p": f"the program 'agent' runs on servers of Weft only: {THERE}",
     "e": "nothing can set 'e' here",
 }
 
@@ -74,5 +75,5 @@ def test_a_session_refuses_at_the_node() -> None:
         answer, agent = ops.llm("Hi.", max_tokens=3), ops.program("agent", {})
         session.wait()
         assert answer.get()
-        with pytest.raises(NodeFailed, match="programs run on servers of Weft only: there 'agent' can run"):
+        with pytest.raises(NodeFailed, match="the program 'agent' runs on servers of Weft only: run the graph there"):
             agent.get()

@@ -201,6 +201,10 @@ def test_a_session_that_expired_there_says_so() -> None:
         with pytest.raises(NoValue, match=r"expired after 100 s"):
             never.get()
         assert there.get() == "x"
+        for later in (ops.text(f"{there}!"), ops.text("y")):
+            with pytest.raises(NoValue, match=r"can have no value: The session .* has ended: .* 100 s"):
+                later.get()
+        assert not server.service.sessions._sessions
 
 
 def test_what_the_server_refuses_fails_alone(server: RunningServer) -> None:

@@ -51,7 +51,9 @@ async def submit(service: Service, request: Request) -> ASGIApp:
     body = await read(service, request, CallRequest)
     record = record_of(request)
     require((body.prompt is None) != (body.nodes is None), "Give one of prompt and nodes.", "prompt")
-    with service.sessions.submitting(record.tenant, body.session_id, record.body_bytes) as session:
+    require(not body.continues or body.session_id is not None, "continues needs session_id.", "continues")
+    submitting = service.sessions.submitting
+    with submitting(record.tenant, body.session_id, record.body_bytes, continues=body.continues) as session:
         if body.nodes is not None:
             given = body.placeholders or body.raw or body.model is not None or body.sampling
             require(not given, "nodes cannot be combined with the fields of a prompt.", "nodes")

@@ -19,6 +19,9 @@ class CallRequest(msgspec.Struct, kw_only=True, frozen=True):
     session_id: (
         Annotated[str, Meta(description="The session, which begins with its first call; absent: one is drawn.")] | None
     ) = None
+    continues: Annotated[
+        bool, Meta(description="The session must be there: one that has ended is not begun anew, and the calls fail.")
+    ] = False
     prompt: (
         Annotated[str, Meta(description="A text with `{{name}}` of each placeholder; each output is a call.")] | None
     ) = None

@@ -248,7 +248,7 @@ class Driver:
             self._num_waiting += 1
             work = self._call(instruction)
         else:
-            work = self._finish(instruction, self._value(instruction))
+            work = self._finish(instruction, partial(self._value, instruction))
         self._begin(instruction.task, work)
 
     def _begin(self, name: TaskName, work: Coroutine[Any, Any, None]) -> None:
@@ -290,7 +290,7 @@ class Driver:
     async def _call(self, call: CallModel) -> None:
         progress = _Progress(self, call)
         try:
-            await self._finish(call, self._complete(call, progress))
+            await self._finish(call, partial(self._complete, call, progress))
         finally:
             progress.end()
             self._num_calls -= 1
@@ -347,10 +347,10 @@ class Driver:
         cache = self._services.cache
         return None if cache is None or key is None else await cache.get(key)
 
-    async def _finish(self, instruction: Asked, work: Awaitable[Any]) -> None:
+    async def _finish(self, instruction: Asked, work: Callable[[], Awaitable[Any]]) -> None:
         """Wait for what a task gives, and report it."""
         try:
-            value = await work
+            value = await work()
         except Exception as raised:
             error = raised
             self._reports.put_nowait(lambda: self._state.failed(instruction.task, error, self._now()))

@@ -10,6 +10,8 @@ from weft.workflow.graph.labels import labelled_nodes
 from weft.workflow.graph.mistakes import InvalidGraph, Mistake
 from weft.workflow.graph.nodes import ExternalNode, FunctionNode, GraphNode, ProgramNode, WorkflowGraph
 
+_THERE = "run the graph there, with on=weft.client.Client(url), or a session with the address of one"
+
 
 def check_runs_here(graph: WorkflowGraph, functions: Container[str], *, has_external: bool) -> None:
     """Raise `InvalidGraph` with every node that cannot be evaluated in this process, with these functions;
@@ -27,9 +29,9 @@ def refusal(node: GraphNode, functions: Container[str] = (), *, has_external: bo
     """Why a node cannot be evaluated in this process; empty where it can."""
     match node:
         case FunctionNode(source=str()):
-            return "functions with source are supported on a server of Weft only"
+            return f"functions with source run on servers of Weft only: {_THERE}"
         case ProgramNode(program=program):
-            return f"programs run on servers of Weft only: there {program!r} can run"
+            return f"the program {program!r} runs on servers of Weft only: {_THERE}"
         case ExternalNode(id=id) if not has_external:
             return f"nothing can set {id!r} here: pass external=, or run it on a server"
     if is_client_function(node) and node.name not in functions:

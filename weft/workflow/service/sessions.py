@@ -229,11 +229,14 @@ class SessionService:
         """Set when a session is used, and when one that waited has its value."""
 
     @contextmanager
-    def submitting(self, tenant: str, session_id: str | None, num_bytes: int) -> Iterator[ServedSession]:
+    def submitting(
+        self, tenant: str, session_id: str | None, num_bytes: int, *, continues: bool = False
+    ) -> Iterator[ServedSession]:
         """The session of this label, or a new one, for a request of so many bytes that submits calls in the block. If
         the block raises, the bytes do not count unless calls have begun all the same, and a session without calls ends:
-        its client does not know it. Raises `InvalidRequest` for a label that cannot be one, and `QuotaExceeded`."""
-        session = self._open(tenant, session_id, num_bytes)
+        its client does not know it. Raises `InvalidRequest` for a label that cannot be one, `QuotaExceeded`, and where
+        it `continues` a session that there is not, `NoValue`."""
+        session = self._open(tenant, session_id, num_bytes, continues=continues)
         num_growths = session.num_growths
         try:
             yield session
@@ -246,7 +249,7 @@ class SessionService:
                 self._later(session.run.close(why))
             raise
 
-    def _open(self, tenant: str, session_id: str | None, num_bytes: int) -> ServedSession:
+    def _open(self, tenant: str, session_id: str | None, num_bytes: int, *, continues: bool) -> ServedSession:
         label = session_id if session_id is not None else f"session-{secrets.token_hex(8)}"
         if not _ID.match(label):
             raise InvalidRequest("session_id must be 1 to 128 characters of A-Z a-z 0-9 . _ : -", "session_id")
@@ -258,6 +261,12 @@ class SessionService:
             )
         session = self._sessions.get((tenant, label))
         if session is None:
+            if continues:
+                raise NoValue(
+                    f"The session {label} has ended: none of its calls was made for {config.session_idle_s:g} s "
+                    "(workflows.session_idle_s), or the server began anew.",
+                    "session_id",
+                )
             if len(mine) >= config.max_sessions:
                 raise QuotaExceeded(
                     f"You have {config.max_sessions} sessions (workflows.max_sessions): end some first."

@@ -33,7 +33,11 @@ POLL_S = 30.0
 """Of one request that waits for a value."""
 MAX_NODES_AT_ONCE = 500
 MAX_TRIES = 5
-_ERRORS: Mapping[str, type[InvalidRequest]] = {"no_value": NoValue, "not_settable": NotSettable}
+_ERRORS: Mapping[str, type[InvalidRequest]] = {
+    "no_value": NoValue,
+    "variable_not_found": NoValue,  # the server began anew
+    "not_settable": NotSettable,
+}
 
 
 class RemoteSession:
@@ -66,6 +70,8 @@ class RemoteSession:
         self._getting: set[asyncio.Future[None]] = set()
         """One for each that waits for a value."""
         self._over = ""
+        self._has_begun = False
+        """Whether the server has the session: from then on it must not begin another one of the same name."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._start(self._send())
 
@@ -187,9 +193,16 @@ class RemoteSession:
         nodes = [node for node in nodes if not self._is_refused(node)]
         if not nodes:
             return
-        body = {"session_id": self._session_id, "nodes": [node_to_dict(node) for node in nodes]}
+        body = {
+            "session_id": self._session_id,
+            "continues": self._has_begun,
+            "nodes": [node_to_dict(node) for node in nodes],
+        }
         try:
             receipt = await self._json("POST", "/v1/calls", body)
+        except NoValue as error:
+            for node in nodes:
+                self._ids[node.id].set_exception(NoValue(f"{node.id} can have no value: {error.message}", node.id))
         except InvalidRequest as error:
             if len(nodes) > 1:  # one of them is wrong, and the others are not
                 for node in nodes:
@@ -199,6 +212,7 @@ class RemoteSession:
         except Exception as error:
             self._refuse(nodes, error)
         else:
+            self._has_begun = True
             for variable in receipt["variables"]:
                 if not self._ids[variable["name"]].done():
                     self._ids[variable["name"]].set_result(variable["id"])
