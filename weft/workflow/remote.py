@@ -94,12 +94,12 @@ class _KeptRun(msgspec.Struct, frozen=True):
 
     run: str
     """Empty: its start was asked for, and not answered."""
-    key: str
-    """With which it is asked for: the second time gives the same run."""
     graph: str
     rows: str
     model: str | None = None
     limits: RunLimits | None = None
+    key: str = ""
+    """With which it is asked for: the second time gives the same run."""
 
 
 def _is_refusal(error: WeftError) -> bool:
@@ -252,9 +252,8 @@ class ServerRun:
     def _kept(self, run_id: str, key: str) -> _KeptRun:
         """What tells this run from others. Reads the rows."""
         options = self._options
-        return _KeptRun(
-            run_id, key, digest(self.graph), rows_digest(self.rows), options.get("model"), options.get("limits")
-        )
+        model, limits = options.get("model"), options.get("limits")
+        return _KeptRun(run_id, digest(self.graph), rows_digest(self.rows), model, limits, key)
 
     def _count(self, event: Any) -> None:
         progress = event.progress or (event.run.workflow if event.run is not None else None)

@@ -177,7 +177,7 @@ class OpenAIBackend:
                 cards = found.get("data") if isinstance(found, dict) else None
                 if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
                     raise InvalidRequest(
-                        f"{self._base} does not list its models as OpenAI's API does: name one", "model"
+                        f"{self._base} does not list its models as OpenAI's API does: name one with model", "model"
                     )
                 self._cards = cards
         return self._cards
