@@ -80,6 +80,9 @@ class WaitingVariables:
                 raise UnknownVariable(f"There is no variable {id[:200]!r}.", "variable")
             if known.is_set:
                 raise _already_set(id)
+            if not known.is_over and not self.is_ending(known.run):
+                # Its run may have ended between the two.
+                known = await asyncio.to_thread(self.table.find, tenant, id) or known
             if known.is_over or self.is_ending(known.run):
                 raise NoValue(f"Nothing waits for {id}: its row or its run has ended.", "variable")
             # A server that has started again waits for its engines, and then comes to the node again.
