@@ -178,9 +178,9 @@ def test_everything_of_a_run_arrives_here() -> None:
         trusted = await client.start(spec(GETPID, trusted=True), CALLER)
         assert int(await trusted.answer()) == client.pid
 
-        waiting = await client.start(spec(ECHO, limits=Limits(message_bytes=10)), CALLER)
+        waiting = await client.start(spec(ECHO, limits=Limits(message_bytes=12)), CALLER)
         with pytest.raises(LimitExceeded):
-            waiting.send(b" " * 11)
+            waiting.send(b" " * 13)
         waiting.cancel("enough")
         with pytest.raises(RunCancelled, match="enough"):
             await waiting.answer()
