@@ -160,6 +160,17 @@ def test_mistakes_are_refused_before_anything_runs(alice: httpx.Client, call: Js
     assert message in answer.json()["error"]["message"]
 
 
+def test_calls_that_continue_a_session_begin_none(shared: RunningServer, alice: httpx.Client) -> None:
+    assert error(alice.post("/v1/calls", json=template(continues=True))) == (400, None)
+    named = template(session_id="later", continues=True)
+    assert error(alice.post("/v1/calls", json=named)) == (410, "no_value")
+    assert not shared.service.sessions._sessions
+    submit(alice, {**named, "continues": False})
+    with shared.http(headers=BOB) as bob:  # who has no session of that name
+        assert error(bob.post("/v1/calls", json=named)) == (410, "no_value")
+    assert submit(alice, named)["session_id"] == "later"
+
+
 def test_an_id_is_used_once_in_a_session(alice: httpx.Client) -> None:
     submit(alice, {"session_id": "once", "nodes": [text("a")]})
     answer = alice.post("/v1/calls", json={"session_id": "once", "nodes": [text("b"), text("a")]})

@@ -49,13 +49,13 @@ class Plan:
     arrangement: Arrangement
     passes: Sequence[Mapping[str, Any]]
     pins: Sequence[PrefixPin] = ()
-    of: str | None = None
+    source_digest: str | None = None
     """The digest of the graph before the optimiser; None: of the one that is planned."""
 
     @functools.cached_property
     def digest(self) -> str:
         """Of the graph, before the optimiser."""
-        return self.of or digest(self.analysed.graph)
+        return self.source_digest or digest(self.analysed.graph)
 
     def ranks(self) -> CallRanks:
         """What a run follows: the places of the calls in the schedule, their engines, and the pins."""
@@ -129,5 +129,5 @@ def make_plan(analysed: AnalysedGraph, engines: Sequence[PlanEngine], options: P
         arrangement=arrangement,
         passes=options.passes,
         pins=prefix_pins(analysed, arrangement, engines, options.pinned_part, is_continued=options.is_continued),
-        of=options.digest,
+        source_digest=options.digest,
     )
