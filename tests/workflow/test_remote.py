@@ -309,14 +309,18 @@ def test_an_interrupted_run_goes_on(client: Client, tmp_path: Path) -> None:
             calls.append(client.workflows.start(*args, **options).id)
             raise Interrupted
 
+    other = weft.flow(lambda topic: ops.text(f"{topic}"))
+    with pytest.raises(ServerError, match="none"):  # which leaves nothing behind
+        tell.run(ROWS, on=client, out=out, model="none")
     for _ in range(2):
         with pytest.raises(Interrupted):
             tell.run(ROWS, on=Lost(client), out=out)
+    with pytest.raises(ConfigError, match="with other options, and its start was not answered"):
+        tell.run(ROWS, on=client, out=out, objective="latency")
     for most in (0, 2):
         with pytest.raises(Interrupted):
             tell.run(ROWS, on=Stopping(most), out=out)
     assert Path(f"{out}.run").exists()
-    other = weft.flow(lambda topic: ops.text(f"{topic}"))
     with pytest.raises(ConfigError, match="another run was interrupted here"):
         other.run(ROWS, on=client, out=out)
     with pytest.raises(ConfigError, match="is not of a run of a workflow"):

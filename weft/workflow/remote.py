@@ -218,10 +218,26 @@ class ServerRun:
                 if getattr(error, "status", None) != 404:
                     raise
                 # It was deleted, or was so long ago that it is forgotten.
+        if self._folder is None:
+            return self._start()
+        self._key = self._key or secrets.token_hex(16)
+        self._keep(self._folder, "", self._key)
+        try:
+            run_id = self._start()
+        except Exception as error:
+            if getattr(error, "status", None) == 409:
+                raise ConfigError(
+                    "a run was begun here with other options, and its start was not answered: give the same options, "
+                    f"remove {self._folder}, or choose another file"
+                ) from error
+            if not isinstance(error, WeftError) or _is_refusal(error):  # else it may have begun
+                (self._folder / FILE).unlink()
+            raise
+        self._keep(self._folder, run_id, self._key)
+        return run_id
+
+    def _start(self) -> str:
         limits, planning = self._options.get("limits"), self._options.get("planning")
-        if self._folder is not None:
-            self._key = self._key or secrets.token_hex(16)
-            self._keep(self._folder, "", self._key)
         run = self._server.start(
             self._server.create(graph_to_dict(self.graph)).id,
             self.rows,
@@ -240,8 +256,6 @@ class ServerRun:
             else msgspec.to_builtins(plan_settings(planning)),
         )
         run_id: str = run.id
-        if self._folder is not None and self._key is not None:
-            self._keep(self._folder, run_id, self._key)
         return run_id
 
     def _keep(self, folder: Path, run_id: str, key: str) -> None:
