@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,21 +24,29 @@ EXACT = (*SMALL, "--dtype", "float64", "--api-key", KEY, "--log-level", "error")
 TELL = graph(llm("a", "Tell me of {{q}}.", max_tokens=300, temperature=0, ignore_eos=True))
 ROWS = [{"q": name} for name in ("the sea", "a shell")]
 ROLES = [f"You are number {number}, {'who is patient and kind to all people, ' * 4}." for number in range(3)]
+
+
+def read_by(turn: int) -> list[str]:
+    """The second half waits for a value from outside, so the run goes on for as long as a test wants."""
+    return ["q", f"n{turn - 1}" if turn else "q", *(["go"] if turn == 3 else [])]
+
+
 BY_TURNS = graph(
+    {"id": "go", "op": "external"},
     *(
         {
             "id": f"n{turn}",
             "op": "llm",
             "messages": [
                 {"role": "system", "content": ROLES[turn % 3]},
-                {"role": "user", "content": f"{{{{q}}}} {{{{{f'n{turn - 1}' if turn else 'q'}}}}}"},
+                {"role": "user", "content": " ".join(f"{{{{{name}}}}}" for name in read_by(turn))},
             ],
             "max_tokens": 24,
             "temperature": 0,
             "ignore_eos": True,
         }
         for turn in range(6)
-    )
+    ),
 )
 
 
@@ -119,14 +128,20 @@ def test_a_streamed_text_goes_on_after_many_kills(tmp_path: Path, seed: int) -> 
     stream_with_kills(tmp_path, [drawn.randrange(1, 60) for _ in range(5)])
 
 
-def kill_with_pins(http: httpx.Client, front: int, run: str) -> None:
-    """Kill the engine once the run has retained a prefix."""
-    while True:
-        card = http.get(f"/v1/runs/{run}").json()
-        assert card["status"] in ("queued", "running"), "the run is over too early"
-        if card["workflow"]["pins"]["retained"]:
-            engine_of(front).kill()
-            return
+def workflow_of(http: httpx.Client, run: str) -> dict[str, Any]:
+    """What a run that has not ended says of itself."""
+    card = http.get(f"/v1/runs/{run}").json()
+    assert card["status"] in ("queued", "running"), card
+    return dict(card["workflow"])
+
+
+def go(http: httpx.Client, run: str) -> None:
+    """Set the value that each row waits for."""
+    while len(waits := workflow_of(http, run).get("waits_for", [])) < len(ROWS):
+        time.sleep(0.01)
+    for wait in waits:
+        response = http.put(f"/v1/variables/{wait['id']}", json={"value": "on"})
+        assert response.status_code == 200, response.text
 
 
 def assert_nothing_retained(http: httpx.Client) -> None:
@@ -139,8 +154,13 @@ def assert_nothing_retained(http: httpx.Client) -> None:
 
 def test_a_killed_engine_leaves_nothing_retained_and_the_run_goes_on(tmp_path: Path) -> None:
     with serving(*EXACT, WEFT_DATA=str(tmp_path)) as (front, http):
-        expected = ended(http, begun(http, BY_TURNS))
+        run = begun(http, BY_TURNS)
+        go(http, run)
+        expected = ended(http, run)
         run = begun(http, BY_TURNS, planning={"pinned_part": 0.5})
-        kill_with_pins(http, front.pid, run)
+        while not workflow_of(http, run)["pins"]["retained"]:
+            time.sleep(0.01)
+        engine_of(front.pid).kill()
+        go(http, run)
         assert ended(http, run) == expected
         assert_nothing_retained(http)

@@ -49,12 +49,12 @@ class PrefixKeeper:
     def __init__(self, rounds: PlanRounds, state: RunState, backend: KeepsPrefixes):
         """For the prefixes that the plans of a run pin; told by its state what has settled."""
         self._pins = rounds.pins
-        self._state = state
         self._backend = backend
         self._pinned_part = rounds.settings.pinned_part
         self._kept: dict[KvPrefix, _Kept] = {}
         self._numbers = itertools.count()
-        self._pins.counts = state.pins
+        self._pins.counts = state.pin_counts()
+        state.pin_counts = lambda: self._pins.counts
         rounds.on_unpinned = self.end
         state.on_settled = self.has_settled
 
@@ -80,7 +80,6 @@ class PrefixKeeper:
     def has_ended(self, row: int) -> None:
         """A row has ended."""
         self.end(self._pins.has_ended(row))
-        self._state.pins = self._pins.counts
 
     def end(self, prefixes: Iterable[KvPrefix]) -> None:
         """Let go of prefixes, as far as they are kept."""

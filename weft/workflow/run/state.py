@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from weft.abi.errors import EngineDead, LimitExceeded, Overloaded, WeftError
-from weft.workflow.actuals import CallCounts, RunCounts
+from weft.workflow.actuals import CallCounts, PinCounts, RunCounts
 from weft.workflow.graph.nodes import (
     CALL_RETRIES,
     AnyNode,
@@ -116,8 +116,8 @@ class RunState(Evaluation):
         self._out: list[Instruction] = []
         self.on_settled: Callable[[int, str], None] = lambda row, node: None
         """Told each outer node of a row that has its value, or never will."""
-        self.pins = counts.pins
-        """What engines were asked to keep for the run, as far as it is known by now."""
+        self.pin_counts: Callable[[], PinCounts] = lambda: counts.pins
+        """What engines were asked to keep for the run, as far as it is known by now; its keeper counts on."""
 
     # ---- events
 
@@ -234,7 +234,7 @@ class RunState(Evaluation):
     @property
     def counts(self) -> RunCounts:
         """What the run has done so far."""
-        return self._ledger.counts._replace(pins=self.pins)
+        return self._ledger.counts._replace(pins=self.pin_counts())
 
     def sort(self) -> None:
         """The order has changed: sort the calls that are ready by it."""
