@@ -234,7 +234,17 @@ def test_the_graph_runs_on_a_server_and_its_functions_here(weft, file, tmp_path,
     assert "1 calls; " in result.stderr
     listed = weft("workflow", "list", "--url", server.url).stdout.splitlines()
     assert listed[0].split() == ["RUN", "WORKFLOW", "STATUS", "ROWS", "FAILED", "CALLS", "STARTED"]
+    assert listed[1].split()[1].startswith("tell@")
     assert listed[1].split()[2:6] == ["finished", "1/1", "0", "1"]
+
+
+def test_a_run_on_a_server_without_its_prompt_cache(weft, file, server):
+    asked, flags = ("workflow", "run", str(file), "--row", "topic=the wind"), ("--no-cache", "--priority", "1")
+    first, again, anew = (weft(*asked, "--url", server.url, *more) for more in ((), (), flags))
+    assert [one.exit_code for one in (first, again, anew)] == [0, 0, 0], anew.stderr
+    assert ["1 answers from the cache" in one.stderr for one in (first, again, anew)] == [False, True, False]
+    refused = weft(*asked, *flags)
+    assert (refused.exit_code, "need --url" in " ".join(refused.stderr.replace("│", " ").split())) == (2, True)
 
 
 def test_runs_in_the_background(weft, file, tmp_path, server):
@@ -249,7 +259,7 @@ def test_runs_in_the_background(weft, file, tmp_path, server):
     server.wait_until(lambda: len(server.service.workflows.variables.by_id) == 1)
     (variable,) = server.service.workflows.variables.by_id
     shown = weft("workflow", "show", run, "--url", server.url).stdout
-    assert f"run: {run} of unnamed@" in shown
+    assert f"run: {run} of graph@" in shown, "the name of the file"
     assert "status: running" in shown
     assert f"waits for: {variable} (row 0, person)" in shown
     assert json.loads(weft("workflow", "show", run, "--json", "--url", server.url).stdout)["id"] == run
@@ -301,7 +311,7 @@ def test_a_cache_of_this_process_is_refused_for_a_run_on_a_server(weft, tmp_path
     results = [weft(*asked), weft(*asked, "--background")]
     assert [result.exit_code for result in results] == [1, 1]
     assert results[0].stderr == results[1].stderr
-    assert "cache is not for a run on a server: a server keeps its own prompt cache" in results[1].stderr
+    assert "a run on a server takes no folder as cache: the server keeps its own" in results[1].stderr
 
 
 def test_background_runs_have_no_functions_here(weft, file, server):

@@ -77,6 +77,9 @@ WRONG = [
     ("max_run_bytes", "1GiB", "a number of bytes"),
     ("max_value_bytes", True, "a number of bytes"),
     ("cache", 3, "the path of a folder"),
+    ("cache", True, "the path of a folder"),
+    ("priority", "high", "a whole number"),
+    ("cache_salt", 3, "a text"),
     ("planning", "no", "True, False, or a mapping of settings"),
     ("objective", 3, "the name of an objective"),
     ("deadline_s", "soon", "seconds"),
@@ -106,8 +109,22 @@ def test_none_is_as_not_given(model: LLM) -> None:
 
 
 def test_names_are_those_of_the_types() -> None:
-    assert set(inspect.get_annotations(RunOptions)) == RUN_OPTIONS
-    assert set(inspect.get_annotations(SessionOptions)) == SESSION_OPTIONS
+    assert set(inspect.get_annotations(RunOptions)) == set(RUN_OPTIONS)
+    assert set(inspect.get_annotations(SessionOptions)) == set(SESSION_OPTIONS)
+
+
+@pytest.mark.parametrize(("name", "value"), [("priority", 1), ("cache_salt", "s")])
+def test_options_of_runs_on_a_server_are_refused_elsewhere(name: str, value: Any, model: LLM) -> None:
+    for use in ("run", "stream", "stream_async"):
+        with pytest.raises(Unsupported, match=f"{name} is for a run on a server of Weft"):
+            USES[use](model, **{name: value})
+
+
+def test_a_run_can_do_without_a_cache(model: LLM) -> None:
+    assert not tell.run(ROWS, on=model, cache=False).errors
+    for use in ("explain", "session"):
+        with pytest.raises(InvalidRequest, match="cache takes the path of a folder, not False"):
+            USES[use](model, cache=False)
 
 
 # ---- on

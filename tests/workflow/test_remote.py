@@ -86,6 +86,7 @@ def test_the_graph_runs_there_and_functions_here(shared: RunningServer, client: 
     run = client.runs.list()[0]
     assert run.workflow is not None
     assert (run.status, run.workflow["rows"], run.hash) == ("finished", 6, tell.digest)
+    assert run.program == "tell", "the name of the flow"
 
 
 def test_errors_are_those_of_a_local_run(shared: RunningServer, client: Client) -> None:
@@ -248,7 +249,7 @@ def test_two_runs_do_not_write_the_same_results(client: Client, tmp_path: Path) 
     assert "another run holds" in refused[0].message
 
 
-def test_limits_and_fields_go_along(client: Client) -> None:
+def test_limits_and_fields_go_along(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"topic": f"a limit, {number}"} for number in range(6)]  # of which the prompt cache has no answers
     results = tell.run(rows, on=client, limits=RunLimits(calls=2), optimise=False)
     assert {error.kind for error in results.errors} == {LimitExceeded.kind}
@@ -256,6 +257,14 @@ def test_limits_and_fields_go_along(client: Client) -> None:
     for name, value in (("cache", "x"), ("api_key", "k")):
         with pytest.raises(Unsupported, match=name):
             tell.run(ROWS, on=client, **{name: value})
+    first = tell.run(rows[:1], on=client)  # the prompt cache has its answers now
+    sent: list[dict[str, Any]] = []
+    start = client.workflows.start
+    monkeypatch.setattr(client.workflows, "start", lambda *args, **given: sent.append(given) or start(*args, **given))
+    given = {"cache": False, "priority": 3, "cache_salt": "s"}
+    again = tell.run(rows[:1], on=client, **given)
+    assert given.items() <= sent[0].items()
+    assert (again.counts.calls.cached_calls, again[0].outputs) == (0, first[0].outputs)
     with pytest.raises(ServerError, match="'other' is not served"):
         tell.run(ROWS, on=client, model="other")
 

@@ -120,6 +120,12 @@ def run(
         Path | None,
         typer.Option(help="Keep answers of greedy and seeded calls here, for later runs.", show_default=False),
     ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="With --url: compute all, whatever the server's prompt cache has.")
+    ] = False,
+    priority: Annotated[
+        int | None, typer.Option(help="With --url: of its calls; lower runs earlier. (0)", show_default=False)
+    ] = None,
     stream: Annotated[
         list[str] | None,
         typer.Option("--stream", metavar="NAME", help="Show this output on standard error while it is written."),
@@ -152,6 +158,11 @@ def run(
     options: dict[str, Any] = {"limits": RunLimits(max_calls, max_tokens)} | ({"cache": cache} if cache else {})
     options |= {"max_run_bytes": _size(max_run_size)} if max_run_size else {}
     options |= planned_options(plan, pinned_part, objective, deadline)
+    if (no_cache or priority is not None) and url is None:
+        raise typer.BadParameter("--no-cache and --priority need --url: they are of a run on a server")
+    if no_cache and cache:
+        raise typer.BadParameter("give either --cache or --no-cache")
+    options |= ({"cache": False} if no_cache else {}) | ({"priority": priority} if priority is not None else {})
     display = None
     if stream:
         options["stream"] = stream

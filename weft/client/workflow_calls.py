@@ -18,9 +18,9 @@ _event = msgspec.json.Decoder(WorkflowRunEvent)
 
 
 def create(graph: Any, name: str) -> ApiCall:
-    """Store a graph: JSON, or a workflow or flow."""
-    raw = graph if isinstance(graph, Mapping) else graph.to_dict()
-    return ApiCall("POST", "/v1/workflows", json={"graph": raw, "name": name})
+    """Store a graph: JSON, or a workflow or flow, which has a name itself."""
+    raw, own = (graph, "") if isinstance(graph, Mapping) else (graph.to_dict(), graph.name)
+    return ApiCall("POST", "/v1/workflows", json={"graph": raw, "name": name or own})
 
 
 def workflow_call(method: str, workflow: str = "") -> ApiCall:

@@ -41,7 +41,8 @@ class Workflows:
         self._client = client
 
     def create(self, graph: Any, name: str = "") -> StoredGraph:
-        """Store a graph: JSON, a `weft.Workflow` or a flow. Raises `ServerError` with all mistakes."""
+        """Store a graph: JSON, a `weft.Workflow` or a flow. Without `name` it has that of the file or the flow. Raises
+        `ServerError` with all mistakes."""
         return protocol.parsed(self._client.call(workflow_calls.create(graph, name)), StoredGraph)
 
     def list(self) -> workflow_calls.Graphs:

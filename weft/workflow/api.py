@@ -33,6 +33,7 @@ from weft.workflow.remote import ServerRun
 from weft.workflow.remote_explanation import ServedExplanation
 from weft.workflow.run.backend import ModelBackend
 from weft.workflow.run.cached_calls import CachedCalls, cached_calls
+from weft.workflow.run.calls import EveryCallRefused
 from weft.workflow.run.driver import Driver
 from weft.workflow.run.feed import FeedReader, RunFeed, RunNews
 from weft.workflow.run.folder import check_out, held_folder
@@ -62,11 +63,17 @@ RunEvent = RowResult | RunNews
 """What a run tells while it goes on. The pieces of a text come before the result that has it."""
 
 
+_OF_SERVERS = {"cache_salt", "priority"}
+"""Options that only a run on a server has."""
+
+
 class GraphRun:
     """One run of a graph over rows that this process carries out; `ServerRun` is its twin on a server."""
 
     def __init__(self, graph: WorkflowGraph, rows: Any, on: Target, options: RunOptions):
         """Reads and checks the rows. Raises `InvalidRows`, and `InvalidGraph` also for what cannot run here."""
+        for name in _OF_SERVERS & options.keys():
+            raise Unsupported(f"{name} is for a run on a server of Weft: here, calls take it", name)
         check_runs_here(graph, options.get("functions", {}), has_external="external" in options)
         table = Rows(rows)
         self.graph = graph
@@ -206,7 +213,16 @@ class GraphRun:
                     wanted=self._wanted,
                 )
             concurrency = self._options.get("concurrency")
-            driver = Driver(self.state, rows, services, concurrency, self.journal, self.planner, self._feed)
+            driver = Driver(
+                self.state,
+                rows,
+                services,
+                concurrency,
+                self.journal,
+                self.planner,
+                self._feed,
+                ends_on=(EveryCallRefused,),
+            )
             if self._feed is not None:
                 self._reader = self._feed.reader(on_news=lambda: self._announce(driver))
             try:
@@ -316,7 +332,8 @@ def _cached_before(
     graph: WorkflowGraph, rows: list[Mapping[str, Any]] | int, on: Target, options: RunOptions, *, is_optimised: bool
 ) -> CachedCalls | None:
     """What the folder of the cache has of a run; None: there is none."""
-    if "cache" not in options:
+    folder = options.get("cache")
+    if not folder:
         return None
     runs = optimise(graph).graph if is_optimised else graph
     known = None if isinstance(rows, int) else rows
@@ -330,7 +347,7 @@ def _cached_before(
         async with _opened_backend(url, options) as backend:
             return await asked(backend)
 
-    if not (Path(options["cache"]) / FILE).exists():
+    if not (Path(folder) / FILE).exists():
         return CachedCalls()  # it is not made for this
     if not isinstance(on, str):
         host = on.workflow_host()
@@ -349,24 +366,24 @@ def _feed_of(graph: WorkflowGraph, runs: WorkflowGraph, options: RunOptions) -> 
 
 
 def stream(
-    graph: WorkflowGraph, rows: Any, on: RunTarget, **options: Unpack[RunOptions]
+    graph: WorkflowGraph, rows: Any, on: RunTarget, *, name: str = "", **options: Unpack[RunOptions]
 ) -> Generator[RunEvent, None, None]:
     """Run a graph over rows; yields results as they are there, in no order. With `stream`, names of outputs, also a
-    `TextDelta` for each further piece of their texts; with `starts` a `CallStarted` for each call of a model. Closing
-    the generator cancels what is in progress. Raises what concerns the whole run; what concerns a row is its
-    `error`."""
-    return _run_on(graph, rows, on, _checked(options)).results()
+    `TextDelta` for each further piece of their texts; with `starts` a `CallStarted` for each call of a model. A server
+    lists the workflow as `name`. Closing the generator cancels what is in progress. Raises what concerns the whole run;
+    what concerns a row is its `error`."""
+    return _run_on(graph, rows, on, _checked(options), name).results()
 
 
 def _checked(options: Mapping[str, Any]) -> RunOptions:
     return cast(RunOptions, checked_options(options, RUN_OPTIONS, "a run"))
 
 
-def _run_on(graph: WorkflowGraph, rows: Any, on: RunTarget, options: RunOptions) -> GraphRun | ServerRun:
+def _run_on(graph: WorkflowGraph, rows: Any, on: RunTarget, options: RunOptions, name: str) -> GraphRun | ServerRun:
     check_target(on)
     if isinstance(on, str) or not hasattr(on, "workflow_server"):
         return GraphRun(graph, rows, on, options)
-    return ServerRun(graph, rows, on.workflow_server(), options)
+    return ServerRun(graph, rows, on.workflow_server(), options, name)
 
 
 def run(
@@ -374,6 +391,7 @@ def run(
     rows: Any,
     on: RunTarget,
     *,
+    name: str = "",
     out: str | Path | TextIO | None = None,
     progress: bool | None = None,
     listen: Callable[[RunNews], None] | None = None,
@@ -381,7 +399,8 @@ def run(
 ) -> RunResults:
     """Run a graph over rows. Returns the results in the order of the rows. With `out`, each one is also a line of that
     file as soon as it is there: `{"row", "outputs", "error"}`, in no order. `progress` shows bars on standard error
-    (None: only on a terminal). `listen` is told what `stream` and `starts` ask for.
+    (None: only on a terminal). `listen` is told what `stream` and `starts` ask for. A server lists the workflow as
+    `name`.
 
     A run that writes to a named file can be interrupted: until it has ended, a folder beside the file, `OUT.run`, has
     what was computed, or names the run on a server, and the same call goes on from there; here, rows that had failed
@@ -392,7 +411,7 @@ def run(
     table = Rows(rows)
     if isinstance(out, (str, Path)):
         check_out(Path(out), table.path)
-    one = _run_on(graph, table, on, options)
+    one = _run_on(graph, table, on, options, name)
     shows = sys.stderr.isatty() if progress is None else progress
     held = HeldResults(options.get("max_run_bytes", DEFAULTS.max_run_bytes))
     is_kept = False

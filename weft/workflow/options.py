@@ -32,10 +32,12 @@ def _named_functions(value: Any) -> bool:
 _TEXT = _Form(lambda value: isinstance(value, str), "a text")
 _SIZE = _Form(lambda value: _counts(0, value), "a number of bytes")
 _SWITCH = _Form(lambda value: isinstance(value, bool), "True or False")
+_FOLDER = _Form(lambda value: isinstance(value, (str, os.PathLike)), "the path of a folder")
 _SECONDS = _Form(lambda value: is_number(value) and value > 0, "seconds, a number above 0")
 _FORMS: Mapping[str, _Form] = {
     "api_key": _TEXT,
-    "cache": _Form(lambda value: isinstance(value, (str, os.PathLike)), "the path of a folder"),
+    "cache": _FOLDER,
+    "cache_salt": _TEXT,
     "concurrency": _Form(
         lambda value: isinstance(value, Concurrency) and all(_counts(1, each) for each in value),
         "a weft.Concurrency of numbers of 1 or more, such as Concurrency(calls=8)",
@@ -59,6 +61,7 @@ _FORMS: Mapping[str, _Form] = {
     "planning": _Form(
         lambda value: isinstance(value, (bool, PlanSettings, Mapping)), "True, False, or a mapping of settings"
     ),
+    "priority": _Form(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
     "session_id": _TEXT,
     "starts": _SWITCH,
     "statistics": _Form(lambda value: isinstance(value, Mapping), "a mapping of nodes to figures"),
@@ -66,12 +69,19 @@ _FORMS: Mapping[str, _Form] = {
         lambda value: isinstance(value, Collection) and not isinstance(value, (str, bytes)), "a list of outputs"
     ),
 }
-RUN_OPTIONS = frozenset(_FORMS) - {"session_id", "pinned_part"}
-EXPLAIN_OPTIONS = frozenset(
-    {"api_key", "cache", "deadline_s", "model", "objective", "optimise", "pinned_part", "statistics"}
-)
-SESSION_OPTIONS = frozenset(
-    {
+OptionForms = Mapping[str, _Form]
+"""The options of one operation, by name."""
+_RUN_CACHE = _Form(lambda value: _FOLDER.has_form(value) or value is False, "the path of a folder, or False for none")
+RUN_OPTIONS: OptionForms = {
+    name: form for name, form in _FORMS.items() if name not in ("session_id", "pinned_part")
+} | {"cache": _RUN_CACHE}
+EXPLAIN_OPTIONS: OptionForms = {
+    name: _FORMS[name]
+    for name in ("api_key", "cache", "deadline_s", "model", "objective", "optimise", "pinned_part", "statistics")
+}
+SESSION_OPTIONS: OptionForms = {
+    name: _FORMS[name]
+    for name in (
         "api_key",
         "cache",
         "concurrency",
@@ -81,18 +91,18 @@ SESSION_OPTIONS = frozenset(
         "max_value_bytes",
         "model",
         "session_id",
-    }
-)
+    )
+}
 
 
-def checked_options(options: Mapping[str, Any], names: Collection[str], of: str) -> dict[str, Any]:
+def checked_options(options: Mapping[str, Any], forms: OptionForms, of: str) -> dict[str, Any]:
     """The options that are given, without those that are None. Raises `InvalidRequest` for one that is not among
-    `names`, or is of another type; `of` says in a message what has them."""
+    these, or is of another type; `of` says in a message what has them."""
     for name, value in options.items():
-        if name not in names:
-            near = nearest(name, names) or f" There are {', '.join(sorted(names))}."
+        if name not in forms:
+            near = nearest(name, forms) or f" There are {', '.join(sorted(forms))}."
             raise InvalidRequest(f"{name!r} is not an option of {of}.{near}", name)
-        form = _FORMS[name]
+        form = forms[name]
         if value is not None and not form.has_form(value):
             raise InvalidRequest(f"{name} takes {form.takes}, not {value!r:.60}", name)
     return {name: value for name, value in options.items() if value is not None}

@@ -51,7 +51,6 @@ _NOT_NEEDED = (404, 409, 410)
 """Statuses that say of a value: the row or the run has ended, or the value is set."""
 _HERE = {
     "concurrency": "the server decides how much is in progress",
-    "cache": "a server keeps its own prompt cache",
     "api_key": "the client has its own key",
     "statistics": "the server plans its runs itself",
     "max_value_bytes": "the server has a bound of its own (workflows.max_value_bytes)",
@@ -112,11 +111,15 @@ def _is_refusal(error: WeftError) -> bool:
 class ServerRun:
     """One run of a graph over rows, on a server."""
 
-    def __init__(self, graph: WorkflowGraph, rows: Any, server: WorkflowServer, options: Mapping[str, Any]):
-        """Reads and checks the rows. Raises `InvalidRows`, `InvalidGraph`, and `Unsupported` for options that have no
-        effect there."""
+    def __init__(
+        self, graph: WorkflowGraph, rows: Any, server: WorkflowServer, options: Mapping[str, Any], name: str = ""
+    ):
+        """Reads and checks the rows. `name` is the workflow's, for the server's lists. Raises `InvalidRows`,
+        `InvalidGraph`, and `Unsupported` for options that have no effect there."""
         for name in _HERE.keys() & options.keys():
             raise Unsupported(f"{name} is not for a run on a server: {_HERE[name]}", name)
+        if options.get("cache"):
+            raise Unsupported("a run on a server takes no folder as cache: the server keeps its own", "cache")
         check_streamed(graph, options.get("stream", ()))
         table = Rows(rows)
         self.graph = graph
@@ -125,6 +128,7 @@ class ServerRun:
         """None where the rows can be read once only."""
         self.counts = RunCounts()
         self._server = server
+        self._name = name
         self._options = options
         self._functions = client_functions(graph) & options.get("functions", {}).keys()
         self._folder: Path | None = None
@@ -239,11 +243,14 @@ class ServerRun:
     def _start(self) -> str:
         limits, planning = self._options.get("limits"), self._options.get("planning")
         run = self._server.start(
-            self._server.create(graph_to_dict(self.graph)).id,
+            self._server.create(graph_to_dict(self.graph), self._name).id,
             self.rows,
             key=self._key,
             limits=None if limits is None else limits._asdict(),
             optimise=self._options.get("optimise"),
+            cache=self._options.get("cache"),
+            cache_salt=self._options.get("cache_salt"),
+            priority=self._options.get("priority"),
             model=self._options.get("model"),
             functions=sorted(self._functions) or None,
             stream=list(self._options.get("stream", ())) or None,

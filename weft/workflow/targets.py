@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 from urllib.parse import urlsplit
 
 from weft.abi.errors import InvalidRequest, UnknownModel
@@ -106,10 +106,14 @@ class RunOptions(TypedDict, total=False):
     function_timeout_s: float
     optimise: bool
     """Whether the optimiser may rewrite the graph first (it may); errors and counts name the nodes of what runs."""
-    cache: str | Path
+    cache: str | Path | Literal[False]
     """A folder for answers of calls that can only be answered so (`temperature` 0 or a `seed`): later runs have them
     again. It holds 1 GiB; the least recently used ones go first. It also has what runs measured of their nodes, so that
-    the next one needs no sample."""
+    the next one needs no sample. A server has its own cache, which a run uses unless this is False."""
+    cache_salt: str
+    """On a server of ours: cached prefixes and answers are shared only with runs and requests of this salt."""
+    priority: int
+    """On a server of ours: of the calls; lower runs earlier."""
     planning: PlanSettings | Mapping[str, Any] | bool
     """What the run does with its plans (all it can), as settings or their fields; False: it makes none, and calls run
     row by row. Results are the same."""
@@ -134,7 +138,7 @@ class RunOptions(TypedDict, total=False):
 async def opened_services(options: RunOptions, backend: ModelBackend, model: str) -> AsyncIterator[RunServices]:
     """What the options let a run use, until the end of the block. `model` is what answers in the cache depend on."""
     folder, external = options.get("cache"), options.get("external")
-    database = None if folder is None else Database(Path(folder), place="the folder of the cache")
+    database = None if not folder else Database(Path(folder), place="the folder of the cache")
     try:
         yield RunServices(
             backend,

@@ -33,7 +33,7 @@ from weft.workflow.backend.openai import OpenAIBackend
 from weft.workflow.graph.nodes import FunctionNode
 from weft.workflow.graph.values import RowError, split_ranges
 from weft.workflow.run.backend import KnowsTokens
-from weft.workflow.run.calls import CHAT, COMPLETION, ModelAnswer, ModelRequest, request_with
+from weft.workflow.run.calls import CHAT, COMPLETION, EveryCallRefused, ModelAnswer, ModelRequest, request_with
 
 OPTIONS: dict[str, Any] = {"num_pages": 96, "threads": 1, "dtype": "float64", "max_context": 512}
 ROWS = [{"topic": f"a lighthouse on island {number}", "tone": "kind"} for number in range(6)]
@@ -182,6 +182,7 @@ DONE = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
         (replying(503, b""), Overloaded, "status 503"),
         (replying(500, b"<html>"), EngineDead, "<html>"),
         (replying(400, b'{"error": {"message": "no such field"}}'), InvalidRequest, "no such field (status 400)"),
+        (replying(401, b'{"error": {"message": "no such key"}}'), EveryCallRefused, "give the server's key as api_key"),
         (replying(200, EVENT), EngineDead, "ended before it was complete"),
         (replying(200, EVENT + b'data: {"error": {"message": "engine died"}}\n\n'), EngineDead, "engine died"),
         (replying(200, EVENT + b'data: {"error": "engine died"}\n\n'), EngineDead, "engine died"),
@@ -282,6 +283,25 @@ def test_a_server_with_several_models_needs_a_name() -> None:
 
     error = answered(OpenAIBackend("http://server", transport=httpx.MockTransport(reply)), SAY)
     assert "serves a, b: name one" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "message"),
+    [
+        ({"api_keys": ["alice=a"]}, {"api_key": "b"}, "give the server's key as api_key"),
+        ({"names": ["one", "two"]}, {}, "serves one, two: name one with model"),
+    ],
+)
+def test_what_refuses_every_call_ends_the_run_and_no_row(
+    made: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    tell = weft.flow(lambda topic: ops.llm(f"Tell me about {topic}.", max_tokens=2, temperature=0))
+    with running(**made) as server:
+        for more in ({}, {"planning": False}, {"cache": tmp_path / "cache"}, {"out": tmp_path / "out.jsonl"}):
+            with pytest.raises(EveryCallRefused, match=message):
+                tell.run(ROWS, on=server.url, **options, **more)
+        mended = {"api_key": "a"} if "api_keys" in made else {"model": "two"}
+        assert not tell.run(ROWS, on=server.url, **mended, out=tmp_path / "out.jsonl").errors
 
 
 def test_a_server_that_is_away_is_asked_for_its_model_again() -> None:

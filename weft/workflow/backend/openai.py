@@ -17,7 +17,7 @@ from weft.workflow.graph.schema_check import schema_mistake, unchecked_keywords
 from weft.workflow.graph.values import PartRanges
 from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import CallProgress
-from weft.workflow.run.calls import CHAT, AnswerRefused, CallBound, ModelAnswer, ModelRequest
+from weft.workflow.run.calls import CHAT, AnswerRefused, CallBound, EveryCallRefused, ModelAnswer, ModelRequest
 from weft.workflow.run.state import pause_s
 
 CONNECT_S = 10.0
@@ -138,11 +138,11 @@ class OpenAIBackend:
         return named or await self.only_model()
 
     async def only_model(self) -> str:
-        """The model of calls that name none. Raises `WeftError`: `InvalidRequest` where the server has several."""
+        """The model of calls that name none. Raises `WeftError`: `EveryCallRefused` where the server has several."""
         if self._model is None:
             names = [model["id"] for model in await self._served()]
             if len(names) != 1:
-                raise InvalidRequest(
+                raise EveryCallRefused(
                     f"{self._base} serves {', '.join(names[:20]) or 'no model'}: name one with model", "model"
                 )
             self._model = names[0]
@@ -176,7 +176,7 @@ class OpenAIBackend:
                 found = await self._json("GET", "/v1/models")
                 cards = found.get("data") if isinstance(found, dict) else None
                 if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
-                    raise InvalidRequest(
+                    raise EveryCallRefused(
                         f"{self._base} does not list its models as OpenAI's API does: name one with model", "model"
                     )
                 self._cards = cards
@@ -242,4 +242,6 @@ def refused(status: int, headers: httpx.Headers, content: bytes) -> WeftError:
         return Overloaded(message, retry_after_s=float(after) if after.isdecimal() else None)
     if status >= httpx.codes.INTERNAL_SERVER_ERROR:
         return EngineDead(message)
+    if status == httpx.codes.UNAUTHORIZED:
+        return EveryCallRefused(f"{message} (status {status}): give the server's key as api_key", "api_key")
     return InvalidRequest(f"{message} (status {status})")

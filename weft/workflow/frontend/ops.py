@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import BuiltinFunctionType
 from typing import Any
 
 from weft.abi.errors import InvalidRequest, Unsupported
@@ -349,6 +350,12 @@ def _parameters(body: Callable[..., Any], count: int) -> tuple[str, ...]:
 def _check_body(operator: str, takes: str, body: Any) -> None:
     if not callable(body):
         raise FlowError(f"ops.{operator}({takes}): a body is a function, and {body!r:.60} is none")
+    if isinstance(body, (type, BuiltinFunctionType)):
+        name = name_of(body)
+        raise FlowError(
+            f"ops.{operator}({takes}): a body makes nodes of variables, and {name} takes values: write "
+            f"lambda value: ops.function({name}, value)"
+        )
 
 
 def _types(outputs: Mapping[str, Variable]) -> dict[str, ValueType]:

@@ -27,17 +27,24 @@ class Workflow:
     `weft.workflow.targets.RunOptions`.
     """
 
-    def __init__(self, graph: WorkflowGraph, functions: Mapping[str, Callable[..., Any]] | None = None):
+    name: str
+    """For lists of a server."""
+
+    def __init__(
+        self, graph: WorkflowGraph, functions: Mapping[str, Callable[..., Any]] | None = None, *, name: str = ""
+    ):
         self._graph = graph
         self._functions = functions or {}
+        self.name = name
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any]) -> Self:
-        """A workflow from a JSON file, or from decoded JSON. Raises `InvalidGraph` with every mistake and its place,
-        and `OSError`."""
+        """A workflow from a JSON file, after which it is named, or from decoded JSON. Raises `InvalidGraph` with every
+        mistake and its place, and `OSError`."""
         if isinstance(source, Mapping):
             return cls(graph_from_dict(dict(source)))
-        return cls(graph_from_json(Path(source).read_bytes()))
+        path = Path(source)
+        return cls(graph_from_json(path.read_bytes()), name=path.stem if path.stem.isprintable() else "")
 
     @property
     def graph(self) -> WorkflowGraph:
@@ -82,7 +89,14 @@ class Workflow:
         from weft.workflow.api import run
 
         return run(
-            self.graph, self.table(rows), on, out=out, progress=progress, listen=listen, **self._with_functions(options)
+            self.graph,
+            self.table(rows),
+            on,
+            name=self.name,
+            out=out,
+            progress=progress,
+            listen=listen,
+            **self._with_functions(options),
         )
 
     def explain(self, rows: Any, on: targets.RunTarget, **options: Any) -> Explanation | ServedExplanation:
@@ -100,7 +114,7 @@ class Workflow:
         outputs as they are generated, with `starts=True` starts of calls. Closing the generator cancels the run."""
         from weft.workflow.api import stream
 
-        return stream(self.graph, self.table(rows), on, **self._with_functions(options))
+        return stream(self.graph, self.table(rows), on, name=self.name, **self._with_functions(options))
 
     def stream_async(self, rows: Any, backend: ModelBackend, **options: Any) -> AsyncGenerator[api.RunEvent, None]:
         """As `stream`, on the event loop that runs and a backend of it."""

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from weft.abi.errors import InvalidRequest
 from weft.workflow.actuals import CallTrace, CallUsage
 from weft.workflow.graph.nodes import LlmNode
 from weft.workflow.graph.values import AnswerValue, RowError, ValueOf, answer_content, chat_messages, fill
@@ -64,6 +65,10 @@ class AnswerRefused(RowError):
     def __init__(self, message: str, answer: ModelAnswer):
         super().__init__(message)
         self.answer = answer
+
+
+class EveryCallRefused(InvalidRequest):
+    """The server of models refuses each call alike: its key is missing, or calls name no model where it has several."""
 
 
 class CallAdvice(NamedTuple):

@@ -117,16 +117,19 @@ class Driver:
         planner: RunPlanner | None = None,
         feed: RunFeed | None = None,
         turn: Turn = next_pass,
+        ends_on: tuple[type[WeftError], ...] = (),
     ):
         """`rows` are numbered, and closed at the end. What the `journal` has of them is not done again. The
         `planner` must have been made with the order of the state; the prefixes that it pins are kept as far as the
-        backend can. The `feed` is told texts and starts of calls. `turn` is awaited between turns of evaluation."""
+        backend can. The `feed` is told texts and starts of calls. `turn` is awaited between turns of evaluation.
+        Errors of calls of models that `ends_on` names end the run; others are of their row."""
         self._state = state
         self._rows = rows
         self._journal = journal
         self._planner = planner
         self.feed = feed or RunFeed()
         self._turn = turn
+        self._ends_on = ends_on
         self._services = services
         self._at_once = (concurrency or Concurrency()).on(1 if planner is None else planner.num_engines)
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
@@ -352,6 +355,8 @@ class Driver:
         try:
             value = await work()
         except Exception as raised:
+            if isinstance(instruction, CallModel) and isinstance(raised, self._ends_on):
+                raise
             error = raised
             self._reports.put_nowait(lambda: self._state.failed(instruction.task, error, self._now()))
             return

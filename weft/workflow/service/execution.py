@@ -257,7 +257,9 @@ class RunExecution:
         by_node = self._run.record.ended_counts.by_node
         for result in results:
             by_node = added(by_node, result.by_node)
-        self._run.update(ended_counts=RunCounts(calls=total(by_node.values()), by_node=by_node, pins=state.pin_counts()))
+        self._run.update(
+            ended_counts=RunCounts(calls=total(by_node.values()), by_node=by_node, pins=state.pin_counts())
+        )
 
     async def _tell_progress(self, state: RunState) -> None:
         """Between results too: a row may take long."""
