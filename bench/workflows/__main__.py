@@ -86,13 +86,13 @@ class Found(NamedTuple):
 
 
 @contextlib.contextmanager
-def weft_server(checkpoint: Path, kv_tokens: int) -> Iterator[str]:
-    """`weft serve`, ready: its URL."""
+def weft_server(checkpoint: Path, kv_tokens: int | None) -> Iterator[str]:
+    """`weft serve`, ready: its URL. None: as much KV as it holds unless told otherwise."""
     values: dict[str, Any] = {
         "engine.model": str(checkpoint),
         "engine.dtype": "bfloat16",
         "engine.page_size": PAGE_SIZE,
-        "engine.num_pages": kv_tokens // PAGE_SIZE,
+        "engine.num_pages": None if kv_tokens is None else kv_tokens // PAGE_SIZE,
         "programs.start": "off",
     }
     with own_server(load(flags={key: ("the benchmark", value) for key, value in values.items()})) as url:
@@ -128,9 +128,9 @@ def run_once(contender: str, work: Workload, url: str, model: str) -> Found:
 
 
 def floor_here(args: argparse.Namespace, work: Workload, checkpoint: Path, kv_tokens: int) -> Floor:
-    """Run a workload once, with room for everything, and count the tokens of its calls."""
+    """Run a workload once, and count the tokens of its calls; the bound is of an engine with so many KV tokens."""
     tokenizer = load_tokenizer(str(checkpoint))
-    with weft_server(checkpoint, kv_tokens) as url:
+    with weft_server(checkpoint, None) as url:
         client: GraphClient = asyncio.run(run_clients(REFERENCE, work, url, str(checkpoint), "size"))
 
     def encoded(text: str) -> list[int]:
