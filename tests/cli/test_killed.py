@@ -7,9 +7,10 @@ import signal
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -54,10 +55,10 @@ def lines_of(client: httpx.Client, name: str) -> list[str]:
     return [line for line in client.get("/metrics").text.splitlines() if line.startswith(name)]
 
 
-def until_running(client: httpx.Client, count: int) -> None:
-    """Until so many choices run, on all engines together."""
+def until_running(client: httpx.Client, count: int, asked: Sequence[Future[Any]]) -> None:
+    """Until so many choices of what was asked run, on all engines together."""
     while sum(float(line.split()[-1]) for line in lines_of(client, "weft:num_requests_running{")) < count:
-        pass
+        assert not all(future.done() for future in asked), "all have ended, and were never seen to run"
 
 
 def test_a_killed_front() -> None:
@@ -88,7 +89,7 @@ def chat_body(number: int, **fields: object) -> dict[str, object]:
         "messages": [{"role": "user", "content": f"Tell me the story of number {number}."}],
         "seed": number,
         "temperature": 1.0,
-        "max_tokens": 120,
+        "max_tokens": 240,
         "extra_body": {"ignore_eos": True},
     }
     return body | KINDS[number % len(KINDS)] | fields
@@ -142,7 +143,7 @@ def test_chats_outlive_a_killed_engine() -> None:
         wholes = [pool.submit(whole, api, number) for number in range(8)]
         for event in begun[:4]:
             event.wait()
-        until_running(client, 8)
+        until_running(client, 8, streams + wholes)
         first.kill()
         assert [future.result(200) for future in streams] == undisturbed
         assert [future.result(200) for future in wholes] == undisturbed
@@ -155,7 +156,7 @@ def test_a_killed_engine_without_patience() -> None:
         with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
             stream = events(answer)
             next(stream)
-            until_running(client, 8)
+            until_running(client, 8, [whole])
             engine = engine_of(front.pid)
             engine.kill()
             *_, last = stream
@@ -181,7 +182,7 @@ def test_a_killed_replica_interrupts_only_its_own() -> None:
         long = {"max_tokens": 1500, "ignore_eos": True, "temperature": 0}
         prompts = [f"{name}: Once upon a time a weaver went to the sea and found a shell." for name in "ab"]
         answers = [pool.submit(client.post, "/v1/completions", json=long | {"prompt": prompt}) for prompt in prompts]
-        until_running(client, 2)
+        until_running(client, 2, answers)
         first[0].kill()
         assert client.post("/v1/completions", json=SHORT).status_code == 200
         for answer in answers:
