@@ -78,6 +78,7 @@ WRONG = [
     ("max_value_bytes", True, "a number of bytes"),
     ("cache", 3, "the path of a folder"),
     ("cache", True, "the path of a folder"),
+    ("cache", "", "the path of a folder"),
     ("priority", "high", "a whole number"),
     ("cache_salt", 3, "a text"),
     ("planning", "no", "True, False, or a mapping of settings"),

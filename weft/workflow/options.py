@@ -32,7 +32,7 @@ def _named_functions(value: Any) -> bool:
 _TEXT = _Form(lambda value: isinstance(value, str), "a text")
 _SIZE = _Form(lambda value: _counts(0, value), "a number of bytes")
 _SWITCH = _Form(lambda value: isinstance(value, bool), "True or False")
-_FOLDER = _Form(lambda value: isinstance(value, (str, os.PathLike)), "the path of a folder")
+_FOLDER = _Form(lambda value: isinstance(value, (str, os.PathLike)) and value != "", "the path of a folder")
 _SECONDS = _Form(lambda value: is_number(value) and value > 0, "seconds, a number above 0")
 _FORMS: Mapping[str, _Form] = {
     "api_key": _TEXT,

@@ -116,8 +116,8 @@ class ServerRun:
     ):
         """Reads and checks the rows. `name` is the workflow's, for the server's lists. Raises `InvalidRows`,
         `InvalidGraph`, and `Unsupported` for options that have no effect there."""
-        for name in _HERE.keys() & options.keys():
-            raise Unsupported(f"{name} is not for a run on a server: {_HERE[name]}", name)
+        for option in _HERE.keys() & options.keys():
+            raise Unsupported(f"{option} is not for a run on a server: {_HERE[option]}", option)
         if options.get("cache"):
             raise Unsupported("a run on a server takes no folder as cache: the server keeps its own", "cache")
         check_streamed(graph, options.get("stream", ()))
