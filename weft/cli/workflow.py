@@ -21,6 +21,7 @@ from weft.cli.run_values import EXIT_FAILED, ApiKey, Url, pair
 from weft.cli.settings import Settings, parse_size, with_setting
 from weft.cli.workflow_flags import Deadline, PinnedPart, Planned, Wanted, planned_options
 from weft.cli.workflow_runs import PREFIX, cancel, client_of, explain_served, list_runs, results, resume, show_run
+from weft.core.wording import plural
 
 if TYPE_CHECKING:
     from weft.workflow.frontend.workflow import Workflow
@@ -387,15 +388,15 @@ def _errors_of(path: Path, what: str) -> Iterator[None]:
 def _summarise(results: RunResults, seconds: float) -> None:
     calls = results.counts.calls
     cached = f" ({calls.cached_tokens / calls.prompt_tokens:.0%} cached)" if calls.prompt_tokens else ""
-    again = f", {calls.cached_calls:,} answers from the cache" if calls.cached_calls else ""
+    again = f", {plural(calls.cached_calls, 'answer')} from the cache" if calls.cached_calls else ""
     merged = f", {calls.merged_calls:,} more merged with equal ones" if calls.merged_calls else ""
-    rows = f"{len(results):,} rows" if len(results) != 1 else "1 row"
     typer.echo(
-        f"{rows} in {seconds:.1f} s, {len(results.errors):,} failed; {calls.calls:,} calls{merged}{again}; "
-        f"{calls.prompt_tokens:,} prompt tokens{cached}, {calls.output_tokens:,} output tokens",
+        f"{plural(len(results), 'row')} in {seconds:.1f} s, {len(results.errors):,} failed; "
+        f"{plural(calls.calls, 'call')}{merged}{again}; "
+        f"{plural(calls.prompt_tokens, 'prompt token')}{cached}, {plural(calls.output_tokens, 'output token')}",
         err=True,
     )
     for error in results.errors[:3]:
         typer.echo(f"row {error.row} failed at {error.node}: {error.message}", err=True)
     if len(results.errors) > 3:
-        typer.echo(f"and {len(results.errors) - 3:,} more rows", err=True)
+        typer.echo(f"and {plural(len(results.errors) - 3, 'more row')}", err=True)

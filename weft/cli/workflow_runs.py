@@ -10,6 +10,7 @@ import typer
 
 from weft.cli.programs import print_lines, print_table
 from weft.cli.run_values import ApiKey, Url
+from weft.core.wording import plural
 
 if TYPE_CHECKING:
     from weft.client import Client, Run
@@ -129,13 +130,13 @@ def _lines(run: Run) -> list[str]:
     waits = progress["waits_for"]
     lines += (f"waits for: {wait['id']} (row {wait['row']}, {wait['node']})" for wait in waits)
     more = progress["num_waits"] - len(waits)
-    return lines + ([f"and {more:,} more values"] if more else [])
+    return lines + ([f"and {plural(more, 'more value')}"] if more else [])
 
 
 def _told(calls: dict[str, int]) -> str:
-    cached = f", {calls['cached_calls']:,} answers from the cache" if calls["cached_calls"] else ""
+    cached = f", {plural(calls['cached_calls'], 'answer')} from the cache" if calls["cached_calls"] else ""
     merged = f", {calls['merged_calls']:,} more merged" if calls["merged_calls"] else ""
     return (
-        f"{calls['calls']:,} calls{merged}{cached}; {calls['prompt_tokens']:,} prompt tokens, "
-        f"{calls['cached_tokens']:,} of them cached, {calls['output_tokens']:,} output tokens"
+        f"{plural(calls['calls'], 'call')}{merged}{cached}; {plural(calls['prompt_tokens'], 'prompt token')}, "
+        f"{calls['cached_tokens']:,} of them cached, {plural(calls['output_tokens'], 'output token')}"
     )

@@ -23,6 +23,7 @@ from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, Unsupported,
 from weft.config import EngineConfig
 from weft.engine.inline import InlineEngine
 from weft.llm import LLM
+from weft.server import auth
 from weft.tokenizers import chats
 from weft.tokenizers.load import load_tokenizer
 from weft.tokenizers.tokenizer import Tokenizer
@@ -302,6 +303,34 @@ def test_what_refuses_every_call_ends_the_run_and_no_row(
                 tell.run(ROWS, on=server.url, **options, **more)
         mended = {"api_key": "a"} if "api_keys" in made else {"model": "two"}
         assert not tell.run(ROWS, on=server.url, **mended, out=tmp_path / "out.jsonl").errors
+
+
+def test_a_key_revoked_in_the_middle_ends_the_run_and_keeps_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, revoked, told = auth.find_tenant, False, []
+    monkeypatch.setattr(auth, "find_tenant", lambda keys, given: None if revoked else find(keys, given))
+
+    def revoke(answer: str, topic: str) -> str:
+        nonlocal revoked
+        told.append(topic)
+        revoked = len(told) == len(ROWS)
+        return answer
+
+    @weft.flow
+    def twice(topic: Any) -> Any:
+        answer = ops.llm(f"Tell me about {topic}.", max_tokens=2, temperature=0)
+        return ops.llm(f"Say more: {ops.function(revoke, answer, topic)}", max_tokens=2, temperature=0)
+
+    options: dict[str, Any] = {"api_key": "a", "concurrency": weft.Concurrency(rows=1), "out": tmp_path / "out.jsonl"}
+    with running(api_keys=["alice=a"]) as server:
+        with pytest.raises(EveryCallRefused, match="give the server's key as api_key"):
+            twice.run(ROWS, on=server.url, **options)
+        assert len(options["out"].read_text().splitlines()) == len(ROWS) - 1
+        revoked = False
+        results = twice.run(ROWS, on=server.url, **options)
+    assert not results.errors
+    assert told == [row["topic"] for row in ROWS], "what the last row had computed is kept too"
 
 
 def test_a_server_that_is_away_is_asked_for_its_model_again() -> None:

@@ -242,7 +242,7 @@ def test_without_a_plan_the_rest_is_there() -> None:
     assert made.to_dict()["why_no_plan"] == "the rows of the run are gone"
     assert made.to_dict()["actual"] == figures_of(counts, 2.5)
     assert made.to_dict()["timeline"][0]["queue_s"] == 0.5
-    assert made.mermaid().splitlines()[1] == '  n0["a<br/>actual 1 calls, 5 tokens"]'
+    assert made.mermaid().splitlines()[1] == '  n0["a<br/>actual 1 call, 5 tokens"]'
     ET.fromstring(made.svg())
 
 

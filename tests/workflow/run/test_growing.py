@@ -162,7 +162,7 @@ def test_limits_hold_for_the_whole_session() -> None:
     assert calls(state) == []
     failure = state.value(Reference("late"))
     assert isinstance(failure, RowFailure)
-    assert "1 calls" in str(failure.error)
+    assert "1 call " in str(failure.error)
     assert failure.node == "late"
 
 

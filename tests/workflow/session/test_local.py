@@ -380,7 +380,7 @@ def test_a_body_has_no_values(host: Host) -> None:
 def test_limits_and_missing_functions_are_errors_of_their_nodes(host: Host) -> None:
     with weft.session(host, limits=RunLimits(calls=1), functions={"f": lambda x: x + "!"}):
         assert ops.function("f", x=ops.llm("now")).get() == "<now>!"
-        with pytest.raises(NodeFailed, match=r"over: .*1 calls"):
+        with pytest.raises(NodeFailed, match=r"over: .*1 call "):
             ops.llm("now", name="over").get()
         with pytest.raises(NodeFailed) as raised:
             ops.function("g").get()

@@ -220,7 +220,7 @@ def test_options_of_clients_keep_the_graph_here(server: RunningServer) -> None:
     with weft.session(server.url, limits=RunLimits(calls=1)) as session:
         assert isinstance(session._run, SessionRun)
         assert isinstance(ops.llm("x", max_tokens=2).get(), str)
-        with pytest.raises(NodeFailed, match="1 calls"):
+        with pytest.raises(NodeFailed, match="1 call"):
             ops.llm("y", max_tokens=2).get()
 
 

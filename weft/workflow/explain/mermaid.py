@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from weft.core.wording import plural
 from weft.workflow.actuals import CallCounts
 from weft.workflow.graph.digest import free_references
 from weft.workflow.graph.labels import labelled_nodes
@@ -56,7 +57,7 @@ def _did(label: str, counts: Counted | None) -> str:
     if counts is None or label not in counts:
         return ""
     mine = counts[label]
-    return f"<br/>actual {mine.calls:,} calls, {mine.output_tokens:,} tokens"
+    return f"<br/>actual {plural(mine.calls, 'call')}, {plural(mine.output_tokens, 'token')}"
 
 
 def _quoted(text: str) -> str:

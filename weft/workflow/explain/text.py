@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from weft.core.wording import plural
 from weft.workflow.actuals import CachedFigures, RunActuals
 from weft.workflow.explain.actual import compared, waited
 from weft.workflow.explain.table import aligned
@@ -86,10 +87,10 @@ def _cached(cached: CachedFigures) -> Iterator[str]:
 
 def _outcome(plan: Plan | None, actual: RunActuals) -> str:
     calls, rows = actual.counts.calls, actual.counts
-    lines = [f"{rows.rows:,} rows ended, {rows.failed_rows:,} failed"]
+    lines = [f"{plural(rows.rows, 'row')} ended, {rows.failed_rows:,} failed"]
     saved = [f"{calls.merged_calls:,} more had the answer of an equal call"] if calls.merged_calls else []
     saved += [f"{calls.cached_calls:,} that of the prompt cache"] if calls.cached_calls else []
-    lines[0] += f"; {calls.calls:,} calls" + (f", {', '.join(saved)}" if saved else "")
+    lines[0] += f"; {plural(calls.calls, 'call')}" + (f", {', '.join(saved)}" if saved else "")
     found = calls.cached_tokens / calls.prompt_tokens if calls.prompt_tokens else 0.0
     least = ""
     if plan is not None:

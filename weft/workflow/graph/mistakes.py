@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from weft.abi.errors import InvalidRequest
+from weft.core.wording import plural
 
 MAX_SHOWN = 50
 """Mistakes that a message lists; it counts the others."""
@@ -35,7 +36,7 @@ def listing(what: str, mistakes: Sequence[Mistake], max_shown: int) -> str:
     """A message that lists the first mistakes and counts the others."""
     more = len(mistakes) - max_shown
     lines = [str(mistake) for mistake in mistakes[:max_shown]] + ([f"and {more} more"] if more > 0 else [])
-    count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+    count = plural(len(mistakes), "mistake")
     return f"{what} {count}:\n" + "\n".join(f"  {line}" for line in lines)
 
 

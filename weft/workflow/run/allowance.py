@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from weft.abi.errors import LimitExceeded
+from weft.core.wording import plural
 from weft.workflow.actuals import CallCounts
 from weft.workflow.run.calls import COMPLETION, CallBound, ModelAnswer, ModelRequest
 from weft.workflow.run.instructions import RunLimits, TaskName
@@ -52,7 +53,7 @@ class RunAllowance:
         the limit leaves none."""
         limits, used_tokens = self._limits, self._num_tokens
         if limits.calls is not None and self._num_calls >= limits.calls:
-            raise LimitExceeded(f"the run has made the {limits.calls:,} calls that it may make", "calls")
+            raise LimitExceeded(f"the run has made the {plural(limits.calls, 'call')} that it may make", "calls")
         if limits.tokens is None:
             return True
         assert bound is not None
@@ -87,7 +88,7 @@ class RunAllowance:
         return self._used_up(most, f"with this answer {self._num_tokens:,}")
 
     def _used_up(self, most: int, why: str) -> LimitExceeded:
-        return LimitExceeded(f"the run has used the {most:,} tokens that it may use ({why})", "tokens")
+        return LimitExceeded(f"the run has used the {plural(most, 'token')} that it may use ({why})", "tokens")
 
 
 def bound_of(request: ModelRequest, prompt_tokens: int | None, context: int | None = None) -> CallBound:

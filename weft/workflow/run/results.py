@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import msgspec
 
 from weft.abi.errors import LimitExceeded, Unsupported
+from weft.core.wording import plural
 from weft.workflow.actuals import RunCounts
 from weft.workflow.run.instructions import RowDone
 from weft.workflow.run.value_errors import kind_of, message_of
@@ -142,4 +143,4 @@ class RunResults(Sequence[RowResult]):
         return [row.outputs.get(name) for row in self._rows]
 
     def __repr__(self) -> str:
-        return f"<results of {len(self)} rows, {len(self.errors)} failed>"
+        return f"<results of {plural(len(self), 'row')}, {len(self.errors)} failed>"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.abi.errors import InvalidRequest
+from weft.core.wording import plural
 from weft.store.served_runs import ServedRunTable
 from weft.workflow.frontend.row_source import MAX_MISTAKES, InvalidRows
 from weft.workflow.frontend.rows import Rows
@@ -52,7 +53,7 @@ def stored_rows(graph: WorkflowGraph, rows: list[Any], max_rows: int) -> StoredR
     `InvalidRequest` for too many rows."""
     if len(rows) > max_rows:
         raise InvalidRequest(
-            f"There are {len(rows):,} rows, and a run may have {max_rows:,} (workflows.max_rows).", "rows"
+            f"The run has {plural(len(rows), 'row')}, and a run may have {max_rows:,} (workflows.max_rows).", "rows"
         )
     chunks: list[tuple[int, bytes]] = []
     waiting: list[bytes] = []
