@@ -1,13 +1,14 @@
-"""An event loop in a thread, and calls from other threads to it, with bounded concurrency."""
+"""An event loop in a thread, calls from other threads to it, and calls that block from other event loops."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -151,9 +152,15 @@ def windowed(
             future.cancel()
 
 
-def streamed(thread: LoopThread, items: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
-    """Iterate over an asynchronous generator in the caller's thread. Closing this generator closes that one. Raises as
-    `LoopThread.run`."""
+def streamed(
+    thread: LoopThread,
+    items: Callable[[], AsyncGenerator[T, None]],
+    on_start: Callable[[Future[None]], None] = lambda future: None,
+) -> Iterator[T]:
+    """Iterate over an asynchronous generator in the caller's thread. Closing this generator closes that one.
+
+    `on_start` gets what another thread may cancel to end both. Raises as `LoopThread.run`, and `CancelledError` then.
+    """
     thread.check_elsewhere()
     ready: queue.SimpleQueue[tuple[T] | Future[None]] = queue.SimpleQueue()
 
@@ -164,9 +171,55 @@ def streamed(thread: LoopThread, items: Callable[[], AsyncGenerator[T, None]]) -
 
     future = thread.submit(pump())
     future.add_done_callback(ready.put)
+    on_start(future)
     try:
         while not isinstance(news := ready.get(), Future):
             yield news[0]
         thread.result(future)
     finally:
         future.cancel()
+
+
+async def on_thread(work: Callable[[], T], cancel: Callable[[], None]) -> T:
+    """Return what a call that blocks returns; it runs on a daemon thread, in the caller's context. Where the caller is
+    cancelled, `cancel`, on a thread too, has to make the call end soon, and the caller waits for that end."""
+    loop, threads = asyncio.get_running_loop(), ThreadPerCall()
+    ended = loop.run_in_executor(threads, contextvars.copy_context().run, work)
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        if not ended.done():
+            await loop.run_in_executor(threads, cancel)
+            await asyncio.wait([ended])
+        _note_error(ended)
+        raise
+
+
+async def streamed_on_thread(
+    items: Callable[[], Generator[T, None, None]], cancel: Callable[[], None]
+) -> AsyncGenerator[T, None]:
+    """Iterate over a generator that blocks, on a daemon thread. Closing this one ends that one, as `on_thread`."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
+
+    def pump() -> None:
+        with closing(items()) as stream:
+            for item in stream:
+                loop.call_soon_threadsafe(ready.put_nowait, (item,))
+
+    pumping = asyncio.ensure_future(on_thread(pump, cancel))
+    pumping.add_done_callback(lambda _: ready.put_nowait(None))
+    try:
+        while (news := await ready.get()) is not None:
+            yield news[0]
+        await pumping
+    finally:
+        pumping.cancel()
+        await asyncio.wait([pumping])
+        _note_error(pumping)
+
+
+def _note_error(ended: asyncio.Future[Any]) -> None:
+    """Nobody waits for this error, so asyncio need not log it."""
+    if not ended.cancelled():
+        ended.exception()

@@ -42,7 +42,7 @@ def server() -> Iterator[RunningServer]:
 
 
 async def streamed_here(on: Any, **options: Any) -> None:
-    async for _ in tell.stream_async(ROWS, on.workflow_host().backend, **options):
+    async for _ in tell.stream_async(ROWS, on, **options):
         pass
 
 
@@ -50,6 +50,8 @@ USES: dict[str, Callable[..., Any]] = {
     "run": lambda on, **options: tell.run(ROWS, on=on, **options),
     "stream": lambda on, **options: list(tell.stream(ROWS, on=on, **options)),
     "stream_async": lambda on, **options: asyncio.run(streamed_here(on, **options)),
+    "run_async": lambda on, **options: asyncio.run(tell.run_async(ROWS, on=on, **options)),
+    "explain_async": lambda on, **options: asyncio.run(tell.explain_async(ROWS, on=on, **options)),
     "explain": lambda on, **options: tell.explain(ROWS, on=on, **options),
     "session": lambda on, **options: weft.session(on=on, **options),
 }
@@ -116,14 +118,14 @@ def test_names_are_those_of_the_types() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("priority", 1), ("cache_salt", "s")])
 def test_options_of_runs_on_a_server_are_refused_elsewhere(name: str, value: Any, model: LLM) -> None:
-    for use in ("run", "stream", "stream_async"):
+    for use in ("run", "run_async", "stream", "stream_async"):
         with pytest.raises(Unsupported, match=f"{name} is for a run on a server of Weft"):
             USES[use](model, **{name: value})
 
 
 def test_a_run_can_do_without_a_cache(model: LLM) -> None:
     assert not tell.run(ROWS, on=model, cache=False).errors
-    for use in ("explain", "session"):
+    for use in ("explain", "explain_async", "session"):
         with pytest.raises(InvalidRequest, match="cache takes the path of a folder, not False"):
             USES[use](model, cache=False)
 
@@ -145,7 +147,7 @@ NOT_ON = [
 ]
 
 
-@pytest.mark.parametrize("use", [use for use in USES if use != "stream_async"])
+@pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize(("on", "says"), NOT_ON)
 def test_what_nothing_can_run_on_is_refused(use: str, on: Any, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:

@@ -12,8 +12,9 @@ import httpx
 
 from weft.client import protocol
 from weft.client.protocol import ApiCall
+from weft.client.synchronous import Client
 from weft.client.values import Program, Run, RunEvent, SessionPage
-from weft.client.workflows import AsyncWorkflows
+from weft.client.workflows import AsyncWorkflows, Workflows
 from weft.core.lines import async_lines_of
 
 E = TypeVar("E")
@@ -27,6 +28,9 @@ class AsyncClient:
         self.url = url
         self.api_key = api_key
         self._http = httpx.AsyncClient(**protocol.client_options(url, api_key, timeout_s))
+        self._timeout_s = timeout_s
+        self._blocking: Client | None = None
+        """For runs of workflows, which call it from threads of their own."""
         self.programs = AsyncPrograms(self)
         self.runs = AsyncRuns(self)
         self.workflows = AsyncWorkflows(self)
@@ -40,6 +44,12 @@ class AsyncClient:
         except httpx.HTTPError as error:
             raise protocol.unreachable(self.url, error) from error
         return protocol.checked(response)
+
+    def workflow_server(self) -> Workflows:
+        """Where workflows run that are given this client as `on`."""
+        if self._blocking is None:
+            self._blocking = Client(self.url, api_key=self.api_key, timeout_s=self._timeout_s)
+        return self._blocking.workflow_server()
 
     async def sessions(self, *, limit: int = 100, model: str | None = None) -> SessionPage:
         """Return the sequences of the tenant that wait, those that wait longest first. Raises `ServerError`."""
@@ -63,6 +73,8 @@ class AsyncClient:
     async def close(self) -> None:
         """Close all connections of this client. Idempotent."""
         await self._http.aclose()
+        if self._blocking is not None:
+            self._blocking.close()
 
     async def __aenter__(self) -> Self:
         return self

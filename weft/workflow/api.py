@@ -8,9 +8,11 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, asynccontextmanager, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, Unpack, cast
+from typing import Any, NamedTuple, TextIO, Unpack, cast
 
 from weft.abi.errors import ConfigError, EngineDead, InvalidRequest, StorageFailed, Unsupported
 from weft.loop_thread import LoopThread, shared_loop_thread, streamed
@@ -103,6 +105,8 @@ class GraphRun:
         self._ended_s: float | None = None
         self._served: str | None = None
         """What calls that name no model go to, once it was asked for."""
+        self._is_cancelled = False
+        self._streaming: Future[None] | None = None
 
     def _state(self, before: RunCounts | None = None) -> RunState:
         """The state of the run, which goes on from these counts."""
@@ -143,6 +147,17 @@ class GraphRun:
                 database.close()
             shutil.rmtree(folder)
 
+    def cancel(self) -> None:
+        """Cancel what is in progress, from another thread than that of `results`, which raises `CancelledError`."""
+        self._is_cancelled = True
+        if self._streaming is not None:
+            self._streaming.cancel()
+
+    def _starts(self, streaming: Future[None]) -> None:
+        self._streaming = streaming
+        if self._is_cancelled:
+            streaming.cancel()
+
     def results(self) -> Generator[RunEvent, None, None]:
         """Rows as they end, first those of the journal, and the news that the options ask for. Closing the generator
         cancels what is in progress."""
@@ -159,7 +174,7 @@ class GraphRun:
         self, thread: LoopThread, items: Callable[[], AsyncGenerator[RowResult | FeedChanged, None]]
     ) -> Generator[RunEvent, None, None]:
         """The results of a loop, and what its feed has by the time at which they are taken here."""
-        for item in streamed(thread, items):
+        for item in streamed(thread, items, self._starts):
             if self._feed is not None:
                 yield from thread.run(self._read(item))
             if isinstance(item, RowResult):
@@ -372,11 +387,18 @@ def stream(
     `TextDelta` for each further piece of their texts; with `starts` a `CallStarted` for each call of a model. A server
     lists the workflow as `name`. Closing the generator cancels what is in progress. Raises what concerns the whole run;
     what concerns a row is its `error`."""
-    return _run_on(graph, rows, on, _checked(options), name).results()
+    return checked_run(graph, rows, on, options, name).results()
 
 
 def _checked(options: Mapping[str, Any]) -> RunOptions:
     return cast(RunOptions, checked_options(options, RUN_OPTIONS, "a run"))
+
+
+def checked_run(
+    graph: WorkflowGraph, rows: Any, on: RunTarget, options: Mapping[str, Any], name: str
+) -> GraphRun | ServerRun:
+    """A run that has not begun. Raises what `run` raises before anything runs."""
+    return _run_on(graph, rows, on, _checked(options), name)
 
 
 def _run_on(graph: WorkflowGraph, rows: Any, on: RunTarget, options: RunOptions, name: str) -> GraphRun | ServerRun:
@@ -405,6 +427,22 @@ def run(
     A run that writes to a named file can be interrupted: until it has ended, a folder beside the file, `OUT.run`, has
     what was computed, or names the run on a server, and the same call goes on from there; here, rows that had failed
     begin anew. Rows of an iterator cannot be read again, so their run begins anew."""
+    return prepared(graph, rows, on, name, out, progress, listen, options).carry_out()
+
+
+class PreparedRun(NamedTuple):
+    """A run that was checked and has not begun."""
+
+    cancel: Callable[[], None]
+    """Ends `carry_out`, from another thread."""
+    carry_out: Callable[[], RunResults]
+
+
+def prepared(
+    graph: WorkflowGraph, rows: Any, on: RunTarget, name: str, out: str | Path | TextIO | None, progress: bool | None,
+    listen: Callable[[RunNews], None] | None, options: Mapping[str, Any],
+) -> PreparedRun:  # fmt: skip
+    """What `run` carries out. Raises what it raises before anything runs."""
     options = _checked(options)
     if (options.get("stream") or options.get("starts")) and listen is None:
         raise InvalidRequest("stream and starts are told to `listen`: give one, or call stream()", "listen")
@@ -414,6 +452,13 @@ def run(
     one = _run_on(graph, table, on, options, name)
     shows = sys.stderr.isatty() if progress is None else progress
     held = HeldResults(options.get("max_run_bytes", DEFAULTS.max_run_bytes))
+    return PreparedRun(one.cancel, partial(_collected, one, held, out, listen, shows=shows))
+
+
+def _collected(
+    one: GraphRun | ServerRun, held: HeldResults, out: str | Path | TextIO | None,
+    listen: Callable[[RunNews], None] | None, *, shows: bool,
+) -> RunResults:  # fmt: skip
     is_kept = False
     with ExitStack() as stack:
         if isinstance(out, (str, Path)):
@@ -435,7 +480,7 @@ def run(
                     out.flush()
                 except OSError as error:
                     raise _unwritten(error, is_kept) from error
-    return RunResults(held.rows, one.counts, one.measured(), one.explain, outputs=graph.outputs)
+    return RunResults(held.rows, one.counts, one.measured(), one.explain, outputs=one.graph.outputs)
 
 
 @contextmanager
@@ -457,7 +502,7 @@ def _unwritten(error: OSError, may_go_on: bool) -> StorageFailed:
     return StorageFailed(f"the results cannot be written: {error.strerror}; {later}")
 
 
-async def stream_async(
+async def stream_on_loop(
     graph: WorkflowGraph, rows: Any, backend: ModelBackend, **options: Unpack[RunOptions]
 ) -> AsyncGenerator[RunEvent, None]:
     """Run a graph over rows on the current event loop, with a backend of it; otherwise like `stream`."""

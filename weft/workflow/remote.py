@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import time
+import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -138,6 +138,7 @@ class ServerRun:
         self._taken: set[str] = set()
         """Variables that are answered here."""
         self._answering: set[Future[None]] = set()
+        self._cancelled = threading.Event()
         self._fault: Exception | None = None
         """Why a value could not even be sent."""
         self._told: dict[TextKey, int] = {}
@@ -151,6 +152,13 @@ class ServerRun:
         """Raises `Unsupported`: the server knows."""
         raise Unsupported(f"the server explains its runs: client.workflows.explain_run({self._run_id!r})")
 
+    def cancel(self) -> None:
+        """Cancel the run, from another thread than that of `results`, which raises."""
+        self._cancelled.set()
+        if self._run_id is not None:
+            with suppress(WeftError):
+                self._server.cancel(self._run_id)
+
     def results(self) -> Generator[RowResult | RunNews, None, None]:
         """Rows as they end, and the news that the options ask for. Closing the generator cancels the run. Raises what
         ended it."""
@@ -161,6 +169,8 @@ class ServerRun:
         try:
             while ended is None:
                 try:
+                    if self._cancelled.is_set():
+                        raise CancelledError
                     with closing(self._server.events(run_id, last)) as events:
                         for event in events:
                             if event.id != last:
@@ -177,9 +187,8 @@ class ServerRun:
                     if ended is None:
                         raise WeftError("the stream of the run's events ended before the run did")
                 except WeftError as error:
-                    if _is_refusal(error) or lost == MAX_LOST:
+                    if _is_refusal(error) or lost == MAX_LOST or self._cancelled.wait(FIRST_PAUSE_S * 2**lost):
                         raise
-                    time.sleep(FIRST_PAUSE_S * 2**lost)
                     lost += 1
         finally:
             if ended is None:

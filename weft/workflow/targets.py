@@ -56,7 +56,7 @@ class HasWorkflowHost(Protocol):
 
 
 class HasWorkflowServer(Protocol):
-    """What `on` may be so that a whole graph runs on a server: `weft.client.Client`."""
+    """What `on` may be so that a whole graph runs on a server: `weft.client.Client` or `AsyncClient`."""
 
     def workflow_server(self) -> WorkflowServer:
         """The calls of the server that runs of whole graphs need."""
@@ -72,7 +72,7 @@ RunTarget = Target | HasWorkflowServer
 def check_target(on: Any, *, takes_client: bool = True) -> None:
     """Raise `InvalidRequest` for what nothing can run on. `takes_client`: whether `weft.client.Client` will do."""
     kinds = ["a weft.LLM", "the address of a server with OpenAI's API, such as http://127.0.0.1:8000"]
-    kinds += ["a weft.client.Client of a server of Weft"] * takes_client
+    kinds += ["a weft.client.Client or AsyncClient of a server of Weft"] * takes_client
     if isinstance(on, str):
         try:
             parts = urlsplit(on)

@@ -18,7 +18,7 @@ from tests.cli.test_serve import SMALL, free_port, serving
 from tests.programs.virtual_time import run_virtually
 from tests.workflow.naive import fake_text
 from weft import ops
-from weft.workflow.api import stream_async
+from weft.workflow.api import stream_on_loop
 from weft.workflow.backend.openai import OpenAIBackend
 
 ROWS = [{"topic": f"island {number}"} for number in range(4)]
@@ -90,7 +90,7 @@ def outputs(server: MortalServer) -> list[Any]:
 
     async def main() -> None:
         backend = OpenAIBackend("http://server/v1", transport=server)
-        async for result in stream_async(flow.graph, ROWS, backend):
+        async for result in stream_on_loop(flow.graph, ROWS, backend):
             assert result.error is None, result.error
             found[result.row] = result.outputs
         await backend.close()

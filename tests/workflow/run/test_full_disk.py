@@ -21,7 +21,7 @@ from weft.llm import LLM
 from weft.store import sqlite
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
-from weft.workflow.api import stream_async
+from weft.workflow.api import stream_on_loop
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.graph.values import PartRanges
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
@@ -141,7 +141,7 @@ def test_answers_that_do_not_fit_the_cache_are_asked_for_again(
 
     async def results() -> list[RowResult]:
         asked = graph_from_dict(graph(llm("a", "{{q}}", temperature=0)))
-        found = [result async for result in stream_async(asked, ROWS, backend, cache=tmp_path)]
+        found = [result async for result in stream_on_loop(asked, ROWS, backend, cache=tmp_path)]
         return sorted(found, key=lambda result: result.row)
 
     first = asyncio.run(results())

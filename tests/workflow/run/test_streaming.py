@@ -161,7 +161,7 @@ def test_each_piece_comes_before_the_next_is_there() -> None:
     async def main() -> list[Any]:
         backend, events = Asked(), []
         read = graph_from_dict(graph(llm("a", "{{q}}")))
-        async for event in api.stream_async(read, ROWS[:1], backend, stream=["out"]):
+        async for event in api.stream_on_loop(read, ROWS[:1], backend, stream=["out"]):
             events.append(event)
             backend.read.set()
         return events
@@ -202,7 +202,7 @@ def test_a_call_that_is_tried_again(monkeypatch: pytest.MonkeyPatch, second: str
 
     async def main() -> list[Any]:
         read = graph_from_dict(graph(llm("a", "{{q}}")))
-        return [event async for event in api.stream_async(read, ROWS[:1], backend, stream=["out"])]
+        return [event async for event in api.stream_on_loop(read, ROWS[:1], backend, stream=["out"])]
 
     events = asyncio.run(main())
     shown, replaced = "", []

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from weft.workflow import api, targets
     from weft.workflow.explain.report import Explanation
     from weft.workflow.remote_explanation import ServedExplanation
-    from weft.workflow.run.backend import ModelBackend
     from weft.workflow.run.feed import RunNews
     from weft.workflow.run.results import RunResults
 
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 class Workflow:
     """A graph with methods to run it.
 
-    `on` is a `weft.LLM`, the address of a server with OpenAI's API, or a `weft.client.Client`: then the graph runs on
-    that server, and functions of Python in this process. `options` are those of
-    `weft.workflow.targets.RunOptions`.
+    `on` is a `weft.LLM`, the address of a server with OpenAI's API, or a `weft.client.Client` or `AsyncClient`: then
+    the graph runs on that server, and functions of Python in this process. `options` are those of
+    `weft.workflow.targets.RunOptions`. Each method has an asynchronous form, which takes the same.
     """
 
     name: str
@@ -116,11 +115,34 @@ class Workflow:
 
         return stream(self.graph, self.table(rows), on, name=self.name, **self._with_functions(options))
 
-    def stream_async(self, rows: Any, backend: ModelBackend, **options: Any) -> AsyncGenerator[api.RunEvent, None]:
-        """As `stream`, on the event loop that runs and a backend of it."""
-        from weft.workflow.api import stream_async
+    async def run_async(
+        self,
+        rows: Any,
+        on: targets.RunTarget,
+        *,
+        out: str | Path | TextIO | None = None,
+        progress: bool | None = None,
+        listen: Callable[[RunNews], None] | None = None,
+        **options: Any,
+    ) -> RunResults:
+        """As `run`, for code on an event loop, on which `listen` is called. Cancelling the task cancels the run; with
+        `out` it can be gone on with."""
+        from weft.workflow.asynchronous import run_async
 
-        return stream_async(self.graph, self.table(rows), backend, **self._with_functions(options))
+        made = self._with_functions(options)
+        return await run_async(self.graph, self.table(rows), on, self.name, out, progress, listen, made)
+
+    async def explain_async(self, rows: Any, on: targets.RunTarget, **options: Any) -> Explanation | ServedExplanation:
+        """As `explain`, for code on an event loop."""
+        from weft.workflow.asynchronous import explain_async
+
+        return await explain_async(self.graph, self.table(rows), on, options)
+
+    def stream_async(self, rows: Any, on: targets.RunTarget, **options: Any) -> AsyncGenerator[api.RunEvent, None]:
+        """As `stream`, for code on an event loop. Closing the generator, or cancelling the task, cancels the run."""
+        from weft.workflow.asynchronous import stream_async
+
+        return stream_async(self.graph, self.table(rows), on, self.name, self._with_functions(options))
 
     def _with_functions(self, options: dict[str, Any]) -> Any:
         given = options.get("functions") or {}
