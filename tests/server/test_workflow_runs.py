@@ -167,6 +167,18 @@ def test_equal_calls_have_the_earlier_answer(client: httpx.Client) -> None:
         assert start(client, raw, **fields)["workflow"]["calls"]["cached_calls"] == 0
 
 
+def test_equal_calls_of_runs_at_the_same_time_are_made_once(client: httpx.Client) -> None:
+    raw = graph(llm("a", "Two runs ask {{q}}", max_tokens=8, temperature=0))
+    with ThreadPoolExecutor() as pool:
+        both = list(pool.map(lambda _: start(client, raw), range(2)))
+        theirs = start(client, raw, headers=BOB)["workflow"]["calls"]
+    calls = [run["workflow"]["calls"] for run in both]
+    assert sum(each["calls"] for each in calls) == sum(each["cached_calls"] for each in calls) == len(ROWS)
+    outputs = [{each["row"]: each["outputs"] for each in run["results"]["data"]} for run in both]
+    assert outputs[0] == outputs[1]
+    assert (theirs["calls"], theirs["cached_calls"]) == (len(ROWS), 0), "another tenant"
+
+
 REFUSED: list[tuple[Json, Json, str]] = [
     (PLAIN, {"rows": []}, "no rows"),
     (PLAIN, {"rows": [{"p": 1}]}, "there is no column 'q'"),

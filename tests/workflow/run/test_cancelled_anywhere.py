@@ -20,6 +20,7 @@ from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.frames import Frame
 from weft.workflow.run.instructions import RunProgram
+from weft.workflow.run.prompt_cache import CallsInFlight, PromptCache
 from weft.workflow.run.state import RunState
 
 ROWS = 3
@@ -93,26 +94,40 @@ class World:
                 await asyncio.sleep(0)
                 yield number, {"q": f"row {number}"}
 
-    async def get(self, key: str) -> ModelAnswer | None:
-        """As of `PromptCache`."""
+    async def found(self, key: str) -> ModelAnswer | None:
         with self._in("cache"):
             await asyncio.sleep(0)
         return self._kept.get(key)
 
-    def put(self, key: str, answer: ModelAnswer) -> None:
-        """As of `PromptCache`."""
+    def keep(self, key: str, answer: ModelAnswer) -> None:
         self._kept[key] = answer
+
+
+class WorldCache(PromptCache):
+    """A prompt cache without a database."""
+
+    def __init__(self, world: World):
+        self.in_flight: CallsInFlight = {}
+        super().__init__(None, "model", in_flight=self.in_flight)  # type: ignore[arg-type]
+        self._world = world
+
+    async def _found(self, key: str, *, marks_use: bool) -> ModelAnswer | None:
+        return await self._world.found(key)
+
+    def _put(self, key: str, answer: ModelAnswer) -> None:
+        self._world.keep(key, answer)
 
 
 async def cancelled_at(turn: int) -> bool:
     """Cancel a run at a turn of the loop. Returns whether it had ended before."""
     world = World()
+    cache = WorldCache(world)
     services = RunServices(
         world,
         dict.fromkeys(everything.functions, world.work),
         program=world.program,
         external=world.external,
-        cache=world,  # type: ignore[arg-type]
+        cache=cache,
     )
     state = RunState(everything.graph)
     told: list[Any] = []
@@ -133,6 +148,7 @@ async def cancelled_at(turn: int) -> bool:
     assert running.cancelled() or had_ended
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert not +world.inside, world.inside
+    assert not cache.in_flight
     assert not had_ended or sorted(told) == list(range(ROWS))
     return had_ended
 

@@ -397,10 +397,10 @@ def test_an_answer_to_other_tokens_is_not_the_answer() -> None:
     kept: dict[str, ModelAnswer] = {}
 
     class Kept:
-        async def get(self, key: str) -> ModelAnswer | None:
-            return kept.get(key)
-
-        put = kept.__setitem__
+        async def answer(self, key: str, make: Any, waits: Any) -> ModelAnswer:
+            if key not in kept:
+                kept[key] = await make()
+            return kept[key]
 
     class DatedBackend(InstantBackend):
         day = "Monday"

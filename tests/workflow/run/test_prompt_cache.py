@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 import weft
 from tests.workflow.run.named_server import named_server
 from weft import ops
+from weft.abi.errors import EngineDead, StorageFailed
 from weft.llm import LLM
-from weft.workflow.actuals import CallCounts
+from weft.workflow.actuals import CallCounts, CallUsage
+from weft.workflow.run.calls import ModelAnswer
+from weft.workflow.run.prompt_cache import CallsInFlight, PromptCache
 
 ROWS = [{"q": str(row)} for row in range(3)]
 OPTIONS: dict[str, Any] = {"threads": 1, "num_pages": 128, "max_context": 256, "dtype": "float32"}
@@ -118,3 +123,125 @@ def test_without_a_known_model_no_answer_is_kept(tmp_path: Path) -> None:
     for _ in range(2):
         results = flow.run(ROWS, "http://127.0.0.1:9", cache=tmp_path)
         assert {error.kind for error in results.errors} == {"engine_dead"}
+
+
+# ---- calls in flight
+
+
+class Answers:
+    """An `AnswerTable` whose writes end when the test says so."""
+
+    def __init__(self) -> None:
+        self.writes: list[Future[None]] = []
+        self.is_closed = False
+
+    def get(self, tenant: str, key: str, *, marks_use: bool) -> bytes | None:
+        return None
+
+    def put(self, tenant: str, key: str, answer: bytes) -> Future[None]:
+        if self.is_closed:
+            raise StorageFailed("closed")
+        self.writes.append(Future())
+        return self.writes[-1]
+
+
+class Calls:
+    """Calls of several runs, which end when the test says so."""
+
+    def __init__(self) -> None:
+        self.table = Answers()
+        self.in_flight: CallsInFlight = {}
+        self.made: list[asyncio.Future[ModelAnswer]] = []
+        self.num_waiting = 0
+
+    def cache(self, model: str = "model", tenant: str = "alice") -> PromptCache:
+        return PromptCache(self.table, model, tenant, self.in_flight)  # type: ignore[arg-type]
+
+    async def _make(self) -> ModelAnswer:
+        self.made.append(asyncio.get_running_loop().create_future())
+        return await self.made[-1]
+
+    def _waits(self) -> None:
+        self.num_waiting += 1
+
+    def ask(self, cache: PromptCache | None = None) -> asyncio.Task[ModelAnswer]:
+        return asyncio.ensure_future((cache or self.cache()).answer("key", self._make, self._waits))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():  # noqa: ASYNC110  a condition of several objects
+            await asyncio.sleep(0)
+
+    def end(self, number: int) -> None:
+        self.made[number].set_result(ModelAnswer(f"answer {number}", "stop", (), CallUsage(3, 0, 2)))
+
+
+async def waiting(calls: Calls, others: int) -> list[asyncio.Task[ModelAnswer]]:
+    first = calls.ask()
+    await calls.until(lambda: len(calls.made) == 1)
+    found = [first, *(calls.ask() for _ in range(others))]
+    await calls.until(lambda: calls.num_waiting == others)
+    return found
+
+
+async def one_answer(calls: Calls) -> None:
+    asked = await waiting(calls, 2)
+    calls.end(0)
+    answers = await asyncio.gather(*asked)
+    assert [(each.text, each.is_cached) for each in answers] == [("answer 0", number > 0) for number in range(3)]
+    assert answers[1].usage == CallUsage()
+    later = await calls.ask()  # the database does not have it yet
+    assert (later.text, later.is_cached, len(calls.made)) == ("answer 0", True, 1)
+
+
+async def an_error(calls: Calls) -> None:
+    asked = await waiting(calls, 2)
+    calls.made[0].set_exception(EngineDead("it is gone"))
+    with pytest.raises(EngineDead):
+        await asked[0]
+    await calls.until(lambda: len(calls.made) == 2 and calls.num_waiting == 3)
+    calls.end(1)
+    assert {(await each).text for each in asked[1:]} == {"answer 1"}
+
+
+async def a_cancelled_run(calls: Calls) -> None:
+    asked = await waiting(calls, 2)
+    asked[0].cancel()
+    await calls.until(lambda: len(calls.made) == 2 and calls.num_waiting == 3)
+    assert asked[0].cancelled()
+    calls.end(1)
+    assert [(await each).text for each in asked[1:]] == ["answer 1", "answer 1"]
+
+
+async def a_cancelled_waiter(calls: Calls) -> None:
+    first, second = await waiting(calls, 1)
+    second.cancel()
+    await calls.until(second.done)
+    calls.end(0)
+    assert (await first).text == "answer 0"
+
+
+async def others(calls: Calls) -> None:
+    asked = [calls.ask(cache) for cache in (calls.cache(), calls.cache("another"), calls.cache(tenant="bob"))]
+    await calls.until(lambda: len(calls.made) == 3)
+    for number in range(3):
+        calls.end(number)
+    assert [each.is_cached for each in await asyncio.gather(*asked)] == [False] * 3
+
+
+async def a_closed_database(calls: Calls) -> None:
+    calls.table.is_closed = True
+    (asked,) = await waiting(calls, 0)
+    calls.end(0)
+    assert (await asked).text == "answer 0"
+
+
+@pytest.mark.parametrize("case", [one_answer, an_error, a_cancelled_run, a_cancelled_waiter, others, a_closed_database])
+def test_equal_calls_in_flight_of_several_runs_are_made_once(case: Callable[[Calls], Awaitable[None]]) -> None:
+    async def run() -> None:
+        calls = Calls()
+        await case(calls)
+        for number, write in enumerate(calls.table.writes):
+            write.set_result(None) if number else write.set_exception(StorageFailed("the disk is full"))
+        await calls.until(lambda: not calls.in_flight)
+
+    asyncio.run(run())

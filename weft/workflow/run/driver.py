@@ -322,13 +322,9 @@ class Driver:
         return found
 
     async def _answer(self, call: CallModel, progress: _Progress) -> ModelAnswer:
-        key = await self._cache_key(call)
-        found = await self._cached(key)
-        if found is None:
-            found = await self._services.backend.complete(progress.request, progress)
-            if key is not None and self._services.cache is not None:
-                self._services.cache.put(key, found)
-        return found
+        make = partial(self._services.backend.complete, progress.request, progress)
+        key, cache = await self._cache_key(call), self._services.cache
+        return await make() if cache is None or key is None else await cache.answer(key, make, progress.waits)
 
     async def _cache_key(self, call: CallModel) -> str | None:
         """Under which the prompt cache has the answer of a call; None: it has none of such calls."""
@@ -413,6 +409,7 @@ class _Progress:
         self._call = call
         self._sent_s = time.time()
         self._started_s = 0.0
+        self._has_begun = False
         self.wants_text = driver.feed.has_text(call.task.path)
         self.request = call.request
         if self.wants_text:
@@ -426,6 +423,15 @@ class _Progress:
         if not self._started_s:
             self._started_s = time.time()
             self._driver.feed.started(*self._call.task, start, self._started_s)
+            self._begun()
+
+    def waits(self) -> None:
+        """An equal call of another run is in flight, so this one does not wait at the model's server."""
+        self._begun()
+
+    def _begun(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
             self._driver.begun()
 
     def first_token(self) -> None:
@@ -439,9 +445,8 @@ class _Progress:
 
     def end(self) -> None:
         """The try is over, also where the model never began with it."""
-        if not self._started_s:
-            self._started_s = time.time()
-            self._driver.begun()
+        self._started_s = self._started_s or time.time()
+        self._begun()
 
     def times(self) -> CallTimes:
         """Of a call that was answered now."""

@@ -38,7 +38,7 @@ from weft.workflow.run.order import row_by_row
 from weft.workflow.run.plan_rounds import PlannedRows
 from weft.workflow.run.planned_order import PlannedOrder
 from weft.workflow.run.planning import PlanOfRows, RunPlanner
-from weft.workflow.run.prompt_cache import PromptCache
+from weft.workflow.run.prompt_cache import CallsInFlight, PromptCache
 from weft.workflow.run.results import result_of
 from weft.workflow.run.state import RunState
 from weft.workflow.service.evaluations import ServedEvaluations
@@ -70,6 +70,7 @@ class RunTables(NamedTuple):
     answers: AnswerTable
     variables: WaitingVariables
     statistics: StatisticsTable
+    in_flight: CallsInFlight
 
 
 class _Unwritten(NamedTuple):
@@ -215,7 +216,9 @@ class RunExecution:
             source=programs.source,
             external=self._variables.external,
             elsewhere=self._variables.function,
-            cache=PromptCache(self._tables.answers, cached_for, record.tenant) if spec.cache else None,
+            cache=PromptCache(self._tables.answers, cached_for, record.tenant, self._tables.in_flight)
+            if spec.cache
+            else None,
         )
         rows = unfinished_rows(self._tables.runs, record.id, prepared.endings.rows)
         concurrency = at_once(prepared.state, record)

@@ -41,6 +41,7 @@ class WorkflowService:
             AnswerTable(self._database, config.max_cache_bytes),
             self.variables,
             StatisticsTable(self._database),
+            {},
         )
         self.library = WorkflowLibrary(WorkflowTable(self._database, quota), self._threads)
         self.runs = WorkflowRuns(config, models, self.library, tables, self.evaluations)
