@@ -12,10 +12,10 @@ another. `query-wise`, `operator-wise` and `clients` (asynchronous) are plain HT
 operator after the other, and every call as soon as its inputs are there. `weft` gives the server the graph and the
 rows. All of these share one `weft serve`. `vllm` is `clients` on vLLM's server, which is up beside it and has as many
 KV tokens. Not run unless they are asked for: `weft-unplanned` and `weft-unoptimised`, without plans and without the
-optimiser; `weft-unordered`, `weft-unpinned` and `weft-turnless`, without one of the uses of plans (`planning`); and
-`weft-api`, the graph run in the client over the API of the others, without plans and optimiser. All `weft` ones make
-equal calls in flight once, and have no answers of earlier runs; `--no-duplicates` replaces calls that are equal by such
-that begin alike.
+optimiser; `weft-unordered`, `weft-unpinned` and `weft-turnless`, without one of the uses of plans (`planning`);
+`weft-uncached`, without the prompt cache, which is cold for the others; `weft-unmerged`, with a field that tells equal
+calls of a row apart; and `weft-api`, the graph run in the client over the API of the others, without plans and
+optimiser. All others of `weft` make equal calls once; `--no-duplicates` replaces equal calls by such that begin alike.
 
 Pools: `large` holds the trie of all prompts and outputs, `small` a third of it (or the longest call, if that is more).
 Figures: seconds, tokens that were computed from prompts (prompt less cached, as the server says) over the *minimum*
@@ -43,7 +43,7 @@ from bench.peers.vllm_cpu import PYTHON_VARIABLE, vllm_server
 from bench.resume import continued
 from bench.workflows.clients import STRATEGIES, Answers, GraphClient, Used, run_clients
 from bench.workflows.floor import PAGE_SIZE, POOLS, Floor, FloorEngines, floor_of
-from bench.workflows.shapes import SHAPES, Workload, salted, workload
+from bench.workflows.shapes import SHAPES, Workload, salted, told_apart, workload
 from weft.cli.bench.measure import Spread
 from weft.cli.bench.record import command_line, heading, surroundings, write_record
 from weft.cli.bench.server import own_server
@@ -63,6 +63,7 @@ from weft.workflow.targets import RunOptions
 
 VLLM = "vllm"
 REFERENCE = "clients"
+UNMERGED = "weft-unmerged"
 WEFT: Mapping[str, RunOptions] = {
     "weft": {},
     "weft-unplanned": {"planning": False},
@@ -70,6 +71,8 @@ WEFT: Mapping[str, RunOptions] = {
     "weft-unpinned": {"planning": {"pins": False}},
     "weft-turnless": {"planning": {"turns": False}},
     "weft-unoptimised": {"optimise": False},
+    "weft-uncached": {"cache": False},
+    UNMERGED: {},
 }
 """Contender -> options of its run."""
 USUAL = (*STRATEGIES, "weft", VLLM)
@@ -101,7 +104,8 @@ def weft_server(checkpoint: Path, kv_tokens: int | None) -> Iterator[str]:
 
 def run_weft(contender: str, work: Workload, url: str, salt: str) -> Found:
     """Run a workload as a graph."""
-    flow = weft.Workflow(salted(work, salt))
+    graph = salted(work, salt)
+    flow = weft.Workflow(told_apart(graph) if contender == UNMERGED else graph)
     began = time.perf_counter()
     if contender == "weft-api":
         results = flow.run(work.rows, on=f"{url}/v1", optimise=False, progress=False)

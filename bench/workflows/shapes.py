@@ -253,8 +253,18 @@ def workload(
 
 def salted(workload: Workload, salt: str) -> WorkflowGraph:
     """The graph, its KV told apart from that of all other salts."""
-    raw = graph_to_dict(workload.graph)
-    return graph_from_dict(raw | {"nodes": [{**node, "cache_salt": salt} for node in raw["nodes"]]})
+    return _with_fields(workload.graph, lambda node: {"cache_salt": salt})
+
+
+def told_apart(graph: WorkflowGraph) -> WorkflowGraph:
+    """The graph, whose nodes have no equal calls: each has a name of its own in a field that answers do not depend
+    on."""
+    return _with_fields(graph, lambda node: {"user": node["id"]})
+
+
+def _with_fields(graph: WorkflowGraph, fields: Callable[[Json], Json]) -> WorkflowGraph:
+    raw = graph_to_dict(graph)
+    return graph_from_dict(raw | {"nodes": [{**node, **fields(node)} for node in raw["nodes"]]})
 
 
 def _results(nodes: Sequence[Json]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 
 from bench.workflows import tokens
 from bench.workflows.clients import STRATEGIES, GraphClient
-from bench.workflows.shapes import SHAPES, workload
+from bench.workflows.shapes import SHAPES, told_apart, workload
 from weft.workflow.graph import graph_to_dict
 from weft.workflow.passes import optimise
 
@@ -70,6 +70,7 @@ def test_calls_that_differ(name: str) -> None:
     merged = optimise(work.graph).graph
     assert len(merged.nodes) == work.num_distinct == SHAPES[name].num_distinct
     assert len(graph_to_dict(work.graph)["nodes"]) == PAPER[name][0]
+    assert len(optimise(told_apart(work.graph)).graph.nodes) == PAPER[name][0]
     alone = workload(name, 8, 1, duplicates=False)
     assert len(optimise(alone.graph).graph.nodes) == alone.num_distinct == PAPER[name][0]
 
