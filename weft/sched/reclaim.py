@@ -12,8 +12,8 @@ tenants that use more than theirs are preempted. The only running sequence of a 
 else is left. One that was preempted goes on after the one that it was preempted for, so every sequence comes to its
 turn.
 
-In overload newcomers, and returns whose KV is gone, take no KV of their tenant that the interception policy *spares*,
-as long as other sequences run. Otherwise all KV that waits is given up, however soon it is needed, and the device
+In overload, and at all times under policies that preserve, newcomers, and returns whose KV is gone, take no KV of their
+tenant that the interception policy *spares*, as long as other sequences run. Otherwise all KV that waits is given up, however soon it is needed, and the device
 computes it again.
 """
 
@@ -218,7 +218,7 @@ class Reclaimer:
         has_begun = place.num_known > 0 and place.line != COLD
         if has_begun or place.was_admitted or sequence.table.pages:
             return 0
-        if self._interception.recomputed.at(now) < THRASHING:
+        if not self._interception.policy.preserves and self._interception.recomputed.at(now) < THRASHING:
             return 0
         num_spared = tiers.candidates.num_spared(sequence.tenant, now)
         missing = needed + self._unwritten() - (tiers.num_available - num_spared)

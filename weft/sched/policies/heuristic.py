@@ -20,6 +20,7 @@ class HeuristicPolicy(LruPolicy):
 
     name = "heuristic"
     acts_at_start = True
+    preserves = True
 
     def __init__(self, long_kinds: Collection[str] = LONG_KINDS):
         self._long_kinds = frozenset(long_kinds)
@@ -31,6 +32,10 @@ class HeuristicPolicy(LruPolicy):
     def rank(self, runs: PageRuns, load: Load, *, may_move: bool = True) -> F64:
         """[n] time of the last use; of a short wait, never."""
         return np.where(self._is_short(runs), NEVER, super().rank(runs, load))
+
+    def spares(self, runs: PageRuns, load: Load) -> Bool:
+        """[n] whether the wait for the run is a short one."""
+        return self._is_short(runs)
 
     def _is_short(self, runs: PageRuns) -> Bool:
         short = np.array([kind not in self._long_kinds and kind not in (PREFIX, UNUSED) for kind in runs.kinds])

@@ -21,6 +21,7 @@ class LruPolicy:
     keeps_rank = True
     uses_index = True
     acts_at_start = False
+    preserves = False
 
     def at_start(self, kind: str) -> START:
         """Kept until its pages are needed."""

@@ -69,6 +69,7 @@ class MinWastePolicy:
     keeps_rank = True
     uses_index = True
     acts_at_start = False
+    preserves = False
 
     def __init__(self, estimator: WaitEstimator):
         self.estimator = estimator

@@ -66,6 +66,11 @@ class InterceptPolicy(Protocol):
         """Whether `at_start` is not "keep" for some kind."""
         ...
 
+    @property
+    def preserves(self) -> bool:
+        """Whether newcomers wait for what it `spares` at all times; False: only while much is computed again."""
+        ...
+
     def at_start(self, kind: str) -> START:
         """What happens at the moment of interception. "keep" is lazy: pages are taken when others need them.
         "swap_in_budget" moves as many pages to the host as the step may, and discards the rest."""
