@@ -115,6 +115,19 @@ def test_a_limit_is_kept(weft, file):
     assert "the run has made the 0 calls that it may make" in result.stderr
 
 
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_seconds_are_above_0(weft, file, seconds):
+    result = weft("workflow", "run", str(file), "--row", "topic=x", f"--max-seconds={seconds}", *SMALL)
+    assert result.exit_code == 2
+    assert "--max-seconds takes a number above 0" in result.stderr
+
+
+def test_a_limit_of_seconds_is_kept(weft, file):
+    result = weft("workflow", "run", str(file), "--row", "topic=x", "--max-seconds", "1e-9", *SMALL)
+    assert result.exit_code == 1
+    assert "the run has taken the 1e-09 seconds that it may take" in result.stderr
+
+
 def test_show_is_an_outline(weft, file):
     shown = weft("workflow", "show", str(file))
     assert shown.exit_code == 0

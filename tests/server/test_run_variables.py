@@ -227,3 +227,23 @@ def test_values_are_there_after_the_server_was_killed(tmp_path: Path) -> None:
         assert put(client, wait["id"], value="second").status_code == 200
         settled(server, run)
         assert outputs(server, run) == {0: "first second"}
+
+
+def test_the_used_seconds_of_a_run_are_kept_over_a_restart(tmp_path: Path) -> None:
+    with running(workflows=on(tmp_path)) as server, server.http() as client:
+        run = start(client, PERSON, ROWS[:2], limits={"seconds": 1e6}, background=True)["id"]
+        unlimited = start(client, PERSON, ROWS[:1], background=True)["id"]
+        server.wait_until(lambda: len(server.service.workflows.variables.by_id) == 3)
+    with sqlite3.connect(tmp_path / FILE) as database:
+        ((kept, seconds),) = database.execute("SELECT run, seconds FROM workflow_seconds")
+        assert (kept, 0 < seconds < 1e6) == (run, True)
+        database.execute("UPDATE workflow_seconds SET seconds = 1e6")
+    with running(workflows=on(tmp_path)) as server, server.http() as client:
+        settled(server, run)
+        rows = client.get(f"/v1/runs/{run}/results").json()["data"]
+        assert [row["error"]["kind"] for row in rows] == ["limit_exceeded"] * 2
+        waits(server, client, unlimited, 1)
+        client.post(f"/v1/runs/{unlimited}/cancel")
+        assert client.delete(f"/v1/runs/{run}").status_code == 200
+    with sqlite3.connect(tmp_path / FILE) as database:
+        assert database.execute("SELECT COUNT(*) FROM workflow_seconds").fetchone() == (0,)

@@ -21,6 +21,7 @@ from tests.workflow.shapes import body as body_of
 from weft.config import WorkflowsConfig
 from weft.store.database import Database
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
+from weft.workflow.run.clock import RunClock
 from weft.workflow.run.planning import RunPlanner
 from weft.workflow.service.service import WorkflowService
 
@@ -125,7 +126,7 @@ def test_bodies_of_lines(client: httpx.Client) -> None:
         address = f'/v1/workflows/{id}/runs?limits={{"calls": 1}}&cache=false'
         run = client.post(address, content=lines, headers=headers).json()
         assert [each["outputs"] for each in run["results"]["data"]] == [{"out": "<a>"}, {"out": "<b>"}]
-        assert run["workflow"]["limits"] == {"calls": 1, "tokens": None}
+        assert run["workflow"]["limits"] == {"calls": 1, "tokens": None, "seconds": None}
     for query, param in (
         ("rows=[]", "rows"),
         ("cache=1&cache=2", "cache"),
@@ -179,12 +180,35 @@ def test_equal_calls_of_runs_at_the_same_time_are_made_once(client: httpx.Client
     assert (theirs["calls"], theirs["cached_calls"]) == (len(ROWS), 0), "another tenant"
 
 
+def test_calls_in_progress_are_cancelled_when_the_seconds_of_a_run_have_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks: list[RunClock] = []
+    begin = RunClock.start
+
+    def noted(clock: RunClock) -> None:
+        clocks.append(clock)
+        begin(clock)
+
+    monkeypatch.setattr(RunClock, "start", noted)
+    with running(auto=False) as server, server.http() as client:
+        run = start(client, ASK, limits={"seconds": 1e6}, background=True)["id"]
+        server.wait_until(lambda: len(server.engine.sequences) == 5)
+        server.on_loop(clocks[0]._on_time_over)
+        ended = events(client.get(f"/v1/runs/{run}/events").text)[-1][1]["run"]
+        assert (ended["status"], ended["workflow"]["failed"]) == ("finished", 5)
+        assert ended["workflow"]["limits"] == {"calls": None, "tokens": None, "seconds": 1e6}
+        for row in client.get(f"/v1/runs/{run}/results").json()["data"]:
+            assert (row["error"]["node"], row["error"]["kind"]) == ("a", "limit_exceeded")
+            assert row["error"]["message"] == "the run has taken the 1,000,000 seconds that it may take"
+        assert_nothing_left(server)
+
+
 REFUSED: list[tuple[Json, Json, str]] = [
     (PLAIN, {"rows": []}, "no rows"),
     (PLAIN, {"rows": [{"p": 1}]}, "there is no column 'q'"),
     (PLAIN, {"rows": [1]}, "rows[0]"),
     (PLAIN, {"rows": ROWS, "limits": {"cals": 1}}, "limits.cals"),
     (PLAIN, {"rows": ROWS, "limits": {"calls": -1}}, "limits"),
+    *((PLAIN, {"rows": ROWS, "limits": {"seconds": bad}}, "limits: Expected `float") for bad in (0, -1, True, "5")),
     (PLAIN, {"rows": ROWS, "stream": True, "background": True}, "exclude"),
     (ASK, {"rows": ROWS, "model": "other"}, "'other' is not served"),
     (graph(llm("a", "x", model="no")), {"rows": ROWS}, "a.model: The model 'no'"),

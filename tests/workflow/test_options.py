@@ -69,6 +69,11 @@ WRONG = [
     ("optimise", "no", "True or False"),
     ("limits", {"calls": 1}, "a weft.RunLimits"),
     ("limits", weft.RunLimits(calls="2"), "a weft.RunLimits"),
+    ("limits", weft.RunLimits(calls=1.5), "a weft.RunLimits"),
+    *(
+        ("limits", weft.RunLimits(seconds=seconds), "with seconds above 0")
+        for seconds in (0, -1.0, True, "5", float("nan"), float("inf"), 10**400)
+    ),
     ("concurrency", 4, "a weft.Concurrency"),
     ("concurrency", weft.Concurrency(rows=0), "numbers of 1 or more"),
     ("function_timeout_s", "5", "seconds"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 import traceback
@@ -113,6 +114,7 @@ def run(
     api_key: ApiKey = None,
     max_calls: Annotated[int | None, typer.Option(min=0, help="Calls of models that the run may make.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens, prompts included, that it may use.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Seconds that it may take.", show_default=False)] = None,
     max_run_size: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Results that are held until the end, such as 4GiB; more fails. (1GiB)"),
@@ -155,8 +157,11 @@ def run(
         if _is_url_flag(context):
             raise typer.BadParameter("give either --on or --url: --on runs the graph here, --url on the server")
         url = None
+    if max_seconds is not None and not 0 < max_seconds < math.inf:
+        raise typer.BadParameter("--max-seconds takes a number above 0")
     table = Rows(rows if rows is not None else [_only_row(row or [])])
-    options: dict[str, Any] = {"limits": RunLimits(max_calls, max_tokens)} | ({"cache": cache} if cache else {})
+    options: dict[str, Any] = {"limits": RunLimits(max_calls, max_tokens, max_seconds)}
+    options |= {"cache": cache} if cache else {}
     options |= {"max_run_bytes": _size(max_run_size)} if max_run_size else {}
     options |= planned_options(plan, pinned_part, objective, deadline)
     if (no_cache or priority is not None) and url is None:

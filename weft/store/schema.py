@@ -222,9 +222,19 @@ operator_statistics = Table(
 )
 """What runs of workflows measured of their operators. `used` grows with each run of a tenant that measures them."""
 
+_SECONDS = MetaData()
+
+workflow_seconds = Table(
+    "workflow_seconds",
+    _SECONDS,
+    Column("run", Text, primary_key=True),
+    Column("seconds", Float, nullable=False),
+)
+"""How long runs that can be resumed have been in progress, where that may be limited."""
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = tuple(
     partial(tables.create_all, checkfirst=False)
-    for tables in (_METADATA, _WORKFLOWS, _LIBRARY, _SERVED_RUNS, _VARIABLES, _TRACES, _STATISTICS)
+    for tables in (_METADATA, _WORKFLOWS, _LIBRARY, _SERVED_RUNS, _VARIABLES, _TRACES, _STATISTICS, _SECONDS)
 )
 """From each version to the next, beginning with an empty database (version 0)."""
 

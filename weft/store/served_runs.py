@@ -19,6 +19,7 @@ from weft.store.schema import (
     workflow_endings,
     workflow_inputs,
     workflow_rows,
+    workflow_seconds,
     workflow_tasks,
     workflow_traces,
     workflow_variables,
@@ -82,6 +83,7 @@ _FORGET = tuple(
         workflow_endings,
         workflow_traces,
         workflow_variables,
+        workflow_seconds,
         served_runs,
     )
 )

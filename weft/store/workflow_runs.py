@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, select
 
 from weft.store.database import Database
-from weft.store.schema import workflow_rows, workflow_runs, workflow_tasks
+from weft.store.schema import workflow_rows, workflow_runs, workflow_seconds, workflow_tasks
 from weft.store.sqlite import upsert
 
 _THIS: BindParameter[str] = bindparam("this")
@@ -25,7 +25,12 @@ _FORGET_TASKS = delete(workflow_tasks).where(
 )
 _PUT_ROW = upsert(workflow_rows)
 _PUT_TASK = upsert(workflow_tasks)
-_FORGET = tuple(delete(table).where(table.c.run == _THIS) for table in (workflow_tasks, workflow_rows, workflow_runs))
+_SECONDS = select(workflow_seconds.c.seconds).where(workflow_seconds.c.run == _THIS)
+_PUT_SECONDS = upsert(workflow_seconds)
+_FORGET = tuple(
+    delete(table).where(table.c.run == _THIS)
+    for table in (workflow_tasks, workflow_rows, workflow_seconds, workflow_runs)
+)
 
 
 class SavedRun(NamedTuple):
@@ -35,6 +40,8 @@ class SavedRun(NamedTuple):
     """Results of rows that have ended."""
     tasks: dict[tuple[int, str], bytes]
     """(row, path of a node) -> value, of rows that have not."""
+    seconds: float = 0.0
+    """That the run has taken."""
 
 
 class WorkflowRunTable:
@@ -61,13 +68,25 @@ class WorkflowRunTable:
             rows: dict[int, bytes] = {}
             for row, result in connection.execute(_ROWS, {"this": run}):
                 rows[row] = result
-            return SavedRun(rows, _tasks(connection, run))
+            return SavedRun(rows, _tasks(connection, run), _seconds(connection, run))
 
         return self._database.read(work)
 
     def tasks(self, run: str) -> dict[tuple[int, str], bytes]:
         """Values of nodes as in `SavedRun.tasks`. Blocks."""
         return self._database.read(lambda connection: _tasks(connection, run))
+
+    def seconds(self, run: str) -> float:
+        """As `SavedRun.seconds`. Blocks."""
+        return self._database.read(lambda connection: _seconds(connection, run))
+
+    def keep_seconds(self, run: str, seconds: float, tenant: str = "") -> Future[None]:
+        """Keep how long a run has taken. The future is done after the commit. `tenant` as of `keep_task`."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(_PUT_SECONDS, {"run": run, "seconds": seconds})
+
+        return self._database.write(work, tenant)
 
     def keep_task(self, run: str, row: int, path: str, value: bytes, tenant: str = "") -> Future[None]:
         """Keep the value of a node. The future is done after the commit. Only writes of one tenant stay in their order:
@@ -99,3 +118,7 @@ class WorkflowRunTable:
 
 def _tasks(connection: Connection, run: str) -> dict[tuple[int, str], bytes]:
     return {(row, path): value for row, path, value in connection.execute(_TASKS, {"this": run})}
+
+
+def _seconds(connection: Connection, run: str) -> float:
+    return connection.execute(_SECONDS, {"this": run}).scalar() or 0.0

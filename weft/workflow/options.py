@@ -4,6 +4,7 @@ runs. What each one means is `weft.workflow.targets.RunOptions`'."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +24,13 @@ class _Form(NamedTuple):
 
 def _counts(least: int, value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _are_limits(value: RunLimits) -> bool:
+    seconds = value.seconds
+    return all(each is None or _counts(0, each) for each in (value.calls, value.tokens)) and (
+        seconds is None or (is_number(seconds) and 0 < seconds <= sys.float_info.max)
+    )
 
 
 def _named_functions(value: Any) -> bool:
@@ -47,8 +55,8 @@ _FORMS: Mapping[str, _Form] = {
     "function_timeout_s": _SECONDS,
     "functions": _Form(_named_functions, "a mapping of names to functions"),
     "limits": _Form(
-        lambda value: isinstance(value, RunLimits) and all(each is None or _counts(0, each) for each in value),
-        "a weft.RunLimits of numbers, such as RunLimits(calls=100)",
+        lambda value: isinstance(value, RunLimits) and _are_limits(value),
+        "a weft.RunLimits of numbers, such as RunLimits(calls=100), with seconds above 0",
     ),
     "max_run_bytes": _SIZE,
     "max_value_bytes": _SIZE,

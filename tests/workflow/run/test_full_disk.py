@@ -27,7 +27,7 @@ from weft.workflow.graph.values import PartRanges
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.results import RowResult
 
-LIMIT_PAGES = 60
+LIMIT_PAGES = 64
 VALUE_CHARS = 60_000
 """Twenty pages of the database or so."""
 ROWS = [{"q": str(row)} for row in range(8)]

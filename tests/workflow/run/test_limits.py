@@ -217,6 +217,16 @@ def test_a_limit_of_tokens_holds_everywhere(target: Any) -> None:
     assert len(results.errors) + used.calls == len(ROWS)
 
 
+def test_a_limit_of_seconds_holds_everywhere(target: Any) -> None:
+    """So short that no call is answered within it."""
+    results = tell.run(ROWS, on=target, limits=weft.RunLimits(seconds=1e-9))
+    assert {(error.kind, error.message) for error in results.errors} == {
+        ("limit_exceeded", "the run has taken the 1e-09 seconds that it may take")
+    }
+    assert len(results.errors) == len(ROWS)
+    assert results.counts.calls.calls == 0
+
+
 def test_bounds_are_those_of_the_model(server: RunningServer) -> None:
     body = {"messages": [{"role": "user", "content": "Tell me something."}], "max_tokens": 3}
 

@@ -129,7 +129,7 @@ def _spec(service: Service, fields: WorkflowRunRequest) -> WorkflowRunSpec:
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"limits: {error}.", "limits") from None
     return WorkflowRunSpec(
-        limits=RunLimits(limits.calls, limits.tokens),
+        limits=RunLimits(limits.calls, limits.tokens, limits.seconds),
         cache=fields.cache,
         optimise=fields.optimise,
         model=fields.model,

@@ -69,6 +69,9 @@ class WorkflowLimits(msgspec.Struct, kw_only=True, frozen=True):
 
     calls: Annotated[int, Meta(ge=0, description="Calls of models.")] | None = None
     tokens: Annotated[int, Meta(ge=0, description="Tokens of prompts and outputs together.")] | None = None
+    seconds: (
+        Annotated[float, Meta(gt=0, description="While the run is in progress, over all interruptions.")] | None
+    ) = None
 
 
 class WorkflowRunRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -79,7 +82,7 @@ class WorkflowRunRequest(msgspec.Struct, kw_only=True, frozen=True):
     rows: Annotated[list[Json], Meta(description="Rows: objects with the inputs of the workflow.")] = msgspec.field(
         default_factory=list
     )
-    limits: Annotated[Json, Meta(description="`calls` and `tokens` at most; what goes past one fails.")] = (
+    limits: Annotated[Json, Meta(description="`calls`, `tokens` and `seconds` at most; what goes past one fails.")] = (
         msgspec.field(default_factory=dict)
     )
     cache: Annotated[

@@ -1,4 +1,4 @@
-"""What a run may still use: calls and tokens. Owns what was used, and what calls in progress may use at most.
+"""What a run may still use: calls, tokens and seconds. Owns what was used, and what calls in progress may use at most.
 
 Calls that are made count, and nothing else: not those whose answers were known before. A limit of tokens is kept before
 it is reached: a call is sent when all that it may use fits beside all that the calls in progress may use.
@@ -32,21 +32,43 @@ class RunAllowance:
         """Of calls that have ended."""
         self._reserved: dict[TaskName, int] = {}
         """Tokens of calls in progress; 0 without a limit of tokens."""
+        self._seconds_before = 0.0
+        """Used before the run was interrupted."""
+        self._began_s: float | None = None
+        """On the clock of the caller; None before `begin`."""
 
     @property
-    def is_limited(self) -> bool:
-        """Whether there is a limit, so that it matters what a call costs before it is sent."""
-        return any(most is not None for most in self._limits)
+    def counts_calls(self) -> bool:
+        """Whether it matters what a call costs before it is sent."""
+        return self._limits.calls is not None or self._limits.tokens is not None
 
     @property
     def counts_tokens(self) -> bool:
         """Whether the bound of each call has to be known before it is sent."""
         return self._limits.tokens is not None
 
-    def add(self, before: CallCounts) -> None:
-        """The run made these calls before it was interrupted."""
+    def add(self, before: CallCounts, seconds: float = 0.0) -> None:
+        """The run made these calls, and took so many seconds, before it was interrupted."""
         self._num_calls += before.calls
         self._num_tokens += before.prompt_tokens + before.output_tokens
+        self._seconds_before += seconds
+
+    def begin(self, now: float) -> float | None:
+        """The run begins or goes on. Returns when its seconds have passed; None without a limit of them."""
+        self._began_s = now
+        most = self._limits.seconds
+        return None if most is None else now + max(most - self._seconds_before, 0.0)
+
+    def seconds(self, now: float) -> float:
+        """Seconds that the run has taken so far."""
+        return self._seconds_before + (0.0 if self._began_s is None else now - self._began_s)
+
+    def out_of_time(self) -> LimitExceeded:
+        """The error of what has not ended when the seconds have passed."""
+        most = self._limits.seconds
+        assert most is not None
+        shown = plural(int(most) if most == int(most) else most, "second")
+        return LimitExceeded(f"the run has taken the {shown} that it may take", "seconds")
 
     def has_room(self, bound: CallBound | None) -> bool:
         """Whether a call may be sent now; if not, calls in progress may leave room for it. Raises `LimitExceeded` where

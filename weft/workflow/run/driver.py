@@ -1,6 +1,6 @@
 """Carries out what a run asks for, on an event loop: calls of models and functions, with bounded concurrency.
 
-Owns the tasks in progress and the clock. All decisions are `RunState`'s.
+Owns the tasks in progress. All decisions are `RunState`'s.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from weft.workflow.graph.values import RowError, split_ranges, text_of
 from weft.workflow.run.allowance import bound_of
 from weft.workflow.run.backend import NOTHING_KNOWN, BoundsCalls, KnowsTokens, ModelBackend, NamesModels
 from weft.workflow.run.calls import CallBound, CallTimes, ModelAnswer, ModelRequest, PromptFound
+from weft.workflow.run.clock import RunClock
 from weft.workflow.run.feed import RunFeed
 from weft.workflow.run.functions import (
     FUNCTION_TIMEOUT_S,
@@ -140,13 +141,16 @@ class Driver:
         self._num_waiting = 0
         self._is_open = True
         self._is_ending = False
+        self._is_time_over = False
+        self._is_rest_failed = False
+        self._clock = RunClock(state, journal, self._end_time)
         self._has_news = False
         self._keeper: PrefixKeeper | None = None
         backend = services.backend
         if planner is not None and planner.settings.pins and isinstance(backend, KeepsPrefixes):
             self._keeper = PrefixKeeper(planner.rounds, state, backend)
         if journal is not None:
-            state.go_on(journal.answered)
+            state.go_on(journal.answered, journal.seconds)
 
     def wake(self) -> None:
         """The state was changed from outside: look at it again."""
@@ -160,6 +164,7 @@ class Driver:
     async def results(self) -> AsyncGenerator[Notice, None]:
         """Rows as they end, in no order; of a graph that grows, nodes as they settle."""
         try:
+            self._clock.start()
             while True:
                 await self._open_rows()
                 await self._evaluate()
@@ -182,10 +187,11 @@ class Driver:
                 await self._next_reports(next_try_s)
         finally:
             self._is_ending = True
+            self._clock.stop()
             if self._keeper is not None:
                 self._keeper.close()
-            for task in self._running:
-                task.cancel()
+            if not self._is_time_over:  # a second cancellation would interrupt what tasks do after the first one
+                self._cancel_all()
             await asyncio.gather(*self._running, return_exceptions=True)
             if self._planner is not None:
                 await self._planner.close()
@@ -195,11 +201,30 @@ class Driver:
                 await self._rows.aclose()  # what it has open would wait for the garbage collector
             self._state.close()
 
+    def _end_time(self) -> None:
+        """The seconds of the run have passed: no task begins or reports from now on."""
+        self._is_time_over = True
+        self._cancel_all()
+        self.wake()
+
+    def _cancel_all(self) -> None:
+        for task in self._running:
+            task.cancel()
+
     async def _evaluate(self) -> None:
         """Evaluate all that can be, in turns with the other tasks of the event loop."""
+        self._fail_rest()
         while self._state.work():
             await self._turn()
             self._state.begin_turn()
+            self._fail_rest()
+
+    def _fail_rest(self) -> None:
+        """Where the seconds of the run have passed, fail what has no value, once."""
+        if self._is_time_over and not self._is_rest_failed:
+            self._is_rest_failed = True
+            self._report_all()  # what was given in time counts
+            self._state.time_over()
 
     @property
     def _may_open(self) -> bool:
@@ -235,11 +260,16 @@ class Driver:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 (await self._reports.get())()
+        self._report_all()
+
+    def _report_all(self) -> None:
         while not self._reports.empty():
             self._reports.get_nowait()()
 
     def _start(self, instruction: Instruction) -> None:
         assert not isinstance(instruction, Notice)
+        if self._is_time_over:
+            return
         known = msgspec.UNSET if self._journal is None else self._journal.take(instruction.task)
         if known is not msgspec.UNSET:
             self._reports.put_nowait(lambda: self._report(instruction.task, known))
@@ -268,7 +298,12 @@ class Driver:
         elif not self._is_ending:
             # Not by this object: without a report the row would never end.
             error = RowError("it was cancelled from within")
-            self._reports.put_nowait(lambda: self._state.failed(name, error, self._now()))
+            self._tell(lambda: self._state.failed(name, error, self._now()))
+
+    def _tell(self, report: Report) -> None:
+        """Report how a task ended, unless the run has cancelled it because of the time."""
+        if not self._is_time_over:
+            self._reports.put_nowait(report)
 
     async def _find_cost(self, asked: FindCost) -> None:
         call, bound = asked.call, None
@@ -277,7 +312,7 @@ class Driver:
             if found is None and asked.counts_tokens:
                 bound = await self._bound(call.request)
         if found is None:
-            self._reports.put_nowait(lambda: self._state.counted(call.task, bound))
+            self._tell(lambda: self._state.counted(call.task, bound))
             return
         self._services.on_answer(found)
         self._give(call.task, found)
@@ -310,7 +345,8 @@ class Driver:
 
     def said(self, call: CallModel, piece: str) -> None:
         """A call has given a further piece of its text."""
-        self.feed.piece(self._state.answered_by(call.task), piece)
+        if not self._is_time_over:
+            self.feed.piece(self._state.answered_by(call.task), piece)
 
     async def _complete(self, call: CallModel, progress: _Progress) -> ModelAnswer:
         begun_with = [] if self._keeper is None else self._keeper.begins_with(call)
@@ -354,15 +390,15 @@ class Driver:
             if isinstance(instruction, CallModel) and isinstance(raised, self._ends_on):
                 raise
             error = raised
-            self._reports.put_nowait(lambda: self._state.failed(instruction.task, error, self._now()))
+            self._tell(lambda: self._state.failed(instruction.task, error, self._now()))
             return
         self._give(instruction.task, value)
 
     def _give(self, task: TaskName, value: Any) -> None:
         """Keep and report what a task has given."""
-        if self._journal is not None:
+        if self._journal is not None and not self._is_time_over:
             self._journal.keep(task, value)
-        self._reports.put_nowait(lambda: self._report(task, value))
+        self._tell(lambda: self._report(task, value))
 
     def _report(self, task: TaskName, value: Any) -> None:
         if isinstance(value, ModelAnswer):

@@ -105,3 +105,6 @@ class RunLimits(NamedTuple):
     tokens: int | None = None
     """Of prompts and outputs together. A call without `max_tokens` counts as one that fills the model's context; where
     that is not known, it takes all that is left, so that no other one runs beside it."""
+    seconds: float | None = None
+    """That the run is in progress, before and after interruptions. When they have passed, what is in progress is
+    cancelled, and each row that has not ended fails."""

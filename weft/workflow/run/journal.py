@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.abi.errors import ConfigError
+from weft.abi.errors import ConfigError, StorageFailed
 from weft.store.database import Database
 from weft.store.workflow_runs import SavedRun, WorkflowRunTable
 from weft.workflow.actuals import CallCounts, RunCounts
@@ -55,8 +56,11 @@ class _KeptAnswer(msgspec.Struct):
 class RunJournal:
     """One run in a database."""
 
-    def __init__(self, table: WorkflowRunTable, run: str, saved: SavedRun, tenant: str = ""):
-        """`saved` is what the table has of the run."""
+    def __init__(
+        self, table: WorkflowRunTable, run: str, saved: SavedRun, tenant: str = "", *, keeps_seconds: bool = True
+    ):
+        """`saved` is what the table has of the run. `keeps_seconds`: whether a later execution may have a limit of
+        seconds."""
         self._table = table
         self._run = run
         self._tenant = tenant
@@ -71,6 +75,9 @@ class RunJournal:
         """Of these rows, and of the calls of those that begin anew."""
         self.answered = _answered(saved.tasks.values())
         """What was answered in rows that have not ended."""
+        self.seconds = saved.seconds
+        """Seconds that the run has taken before."""
+        self._keeps_seconds = keeps_seconds
         self._tasks = saved.tasks
         self.num_lost = 0
         """Values and results that could not be kept, as far as is known."""
@@ -100,6 +107,12 @@ class RunJournal:
         kept = {"answer": value} if isinstance(value, ModelAnswer) else {"value": value}
         encoded = msgspec.json.encode(kept)
         self._note(self._table.keep_task(self._run, task.row, task.path, encoded, self._tenant))
+
+    def keep_seconds(self, seconds: float) -> None:
+        """Note the seconds that the run has taken so far."""
+        if self._keeps_seconds:
+            with suppress(StorageFailed):  # a run that goes on counts from what was noted before
+                self._table.keep_seconds(self._run, seconds, self._tenant)
 
     def end(self, result: RowResult, by_node: Mapping[str, CallCounts]) -> None:
         """Note the result of a row, and what its calls did, instead of the values of its nodes."""

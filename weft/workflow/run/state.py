@@ -33,6 +33,7 @@ from weft.workflow.run.instructions import (
     CallModel,
     FindCost,
     Instruction,
+    Notice,
     RowDone,
     RunLimits,
     TaskName,
@@ -114,6 +115,8 @@ class RunState(Evaluation):
         self._equal: dict[str, list[TaskName]] = {}
         """Calls in flight by the key of their request; the first of each list is the one that is sent."""
         self._out: list[Instruction] = []
+        self._time_error: LimitExceeded | None = None
+        """Set when the seconds of the run have passed."""
         self.on_settled: Callable[[int, str], None] = lambda row, node: None
         """Told each outer node of a row that has its value, or never will."""
         self.pin_counts: Callable[[], PinCounts] = lambda: counts.pins
@@ -121,10 +124,28 @@ class RunState(Evaluation):
 
     # ---- events
 
-    def go_on(self, answered: CallCounts) -> None:
-        """The run was interrupted, and rows that had not ended had these answers. They are of the limits from now on;
-        the counts have them when they come again."""
-        self._allowance.add(answered)
+    def go_on(self, answered: CallCounts, seconds: float) -> None:
+        """The run was interrupted after so many seconds, and rows that had not ended had these answers. They are of the
+        limits from now on; the counts have them when they come again."""
+        self._allowance.add(answered, seconds)
+
+    def begin(self, now: float) -> float | None:
+        """The run begins or goes on at `now`, in seconds. Returns when to call `time_over`; None: never."""
+        return self._allowance.begin(now)
+
+    def time_over(self) -> None:
+        """The seconds of the run have passed: everything without a value fails, now and later. Tasks in progress are
+        not reported."""
+        error = self._time_error = self._allowance.out_of_time()
+        self._ready.clear()
+        self._later.clear()
+        self._equal.clear()
+        self._out = [each for each in self._out if isinstance(each, Notice)]
+        tasks, self._tasks = self._tasks, {}
+        for name, task in tasks.items():
+            self._allowance.end(name)
+            self._settle(task.frame, task.node.id, RowFailure(name.path, error))
+        self._work()
 
     def open_row(self, row: int, values: Mapping[str, Any]) -> None:
         """A row arrives. `values` has all inputs of the graph."""
@@ -190,6 +211,10 @@ class RunState(Evaluation):
         """The call, and those that will have the same answer."""
         key = self._tasks[name].key
         return [name] if key is None else list(self._equal[key])
+
+    def seconds(self, now: float) -> float:
+        """Seconds that the run has taken, those before interruptions included."""
+        return self._allowance.seconds(now)
 
     def wake(self, now: float) -> float | None:
         """Try again what is due at `now`. Returns when the next try is due."""
@@ -300,7 +325,7 @@ class RunState(Evaluation):
         task = self._tasks[name]
         if not isinstance(task.instruction, CallModel):
             self._out.append(task.instruction)
-        elif self._allowance.is_limited and not task.is_counted:
+        elif self._allowance.counts_calls and not task.is_counted:
             self._out.append(FindCost(task.instruction, self._allowance.counts_tokens))
         else:
             heapq.heappush(self._ready, (self._rank(task), name))
@@ -318,6 +343,11 @@ class RunState(Evaluation):
         for each in equals[1:]:
             self._ledger.note(each.row, self._tasks[each].label, merged)
         return equals
+
+    def _evaluate(self, frame: Frame, node: AnyNode) -> None:
+        if self._time_error is not None:
+            raise self._time_error
+        super()._evaluate(frame, node)
 
     def _settle_given(self, name: TaskName, task: _Task, value: Any) -> None:
         """Give a node a value from outside. Without room for it the node fails."""

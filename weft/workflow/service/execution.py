@@ -179,7 +179,9 @@ class RunExecution:
                 settings,
                 wanted,
             )
-        journal = RunJournal(self._tables.tasks, record.id, SavedRun({}, tasks), record.tenant)
+        saved = SavedRun({}, tasks, self._tables.tasks.seconds(record.id))
+        is_timed = record.spec.limits.seconds is not None
+        journal = RunJournal(self._tables.tasks, record.id, saved, record.tenant, keeps_seconds=is_timed)
         calls = streamed_calls(executed, record.spec.stream)
         # Positions grow with time, so that those of an earlier execution lie before all of this one.
         feed = RunFeed(
