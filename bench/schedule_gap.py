@@ -6,9 +6,9 @@
 The gap is that of Helium's section 7.3: token steps over those of the optimum, less one, on one engine of 8,192 KV
 tokens. What is timed is the schedule of the plan, expanded to calls, by the definition of section 5. The optimum is
 that of an exact search; instances of at most `--check-calls` calls are given to HiGHS too, which searches
-`--check-nodes` nodes. The benchmark fails where its optimum is another one, or where its lower bound lies above that of the search.
-Where the search ends without a proof, the gap counts against its lower bound. Beside it:
-operator-wise, query-wise, longest prefix first and random orders.
+`--check-nodes` nodes. The benchmark fails where its optimum is another one, or where its lower bound lies above that of
+the search. Where the search ends without a proof, the gap counts against its lower bound. Beside it: operator-wise,
+query-wise, longest prefix first and random orders.
 
 Then the time of the plan of the trading workflow, 88 operators over 100 rows, tokenizing apart: of the schedule, which
 runs wait for, and of the predictions, which are made when they are asked for. The median of `REPEATS`.

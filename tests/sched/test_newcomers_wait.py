@@ -70,8 +70,17 @@ def test_it_waits_while_others_run_for_aging_s_at_most() -> None:
     stepped.finish()
 
 
-def test_it_starts_as_soon_as_nothing_runs() -> None:
-    stepped = crowded()
+@pytest.mark.parametrize("policy", ["preserve", "heuristic"])
+def test_where_the_policy_preserves_it_waits_at_all_times(policy: str) -> None:
+    stepped = crowded(policy=policy, costs=None, recomputed=0)
+    assert starts(stepped) == pytest.approx(AGING_S / 0.01, abs=2)
+    assert stepped.sequence(RUNNING).has_work
+    stepped.finish()
+
+
+@pytest.mark.parametrize("policy", ["min_waste", "preserve"])
+def test_it_starts_as_soon_as_nothing_runs(policy: str) -> None:
+    stepped = crowded(policy=policy)
     stepped.say(wire.Cancel(seq=RUNNING))
     assert starts(stepped) <= 3
     stepped.finish()

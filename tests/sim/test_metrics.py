@@ -70,6 +70,15 @@ def test_a_step_is_pressed_while_a_sequence_lacks_pages() -> None:
     assert tight.pressed_waste_share == 0.0
 
 
+@pytest.mark.parametrize("policy", ["preserve", "lru"])
+def test_a_step_is_pressed_while_a_newcomer_waits_for_kv_that_is_spared(policy: str) -> None:
+    # While the first session is away, the third finds too few pages that nobody waits for beside the second.
+    scripts = [session(1, (400, 10, 4.0), (10, 10, 0.0)), session(2, (200, 200, 0.0), arrive_s=1.5)]
+    scripts.append(session(3, (200, 10, 0.0), arrive_s=2.0))
+    found = simulate(small_device(48), scripts, small_settings(policy=policy)).summary
+    assert (found.pressed_s > 0.5) == (found.pressed_waste_share > 0.5) == (policy == "preserve")
+
+
 def test_swaps_that_lengthen_a_step_stall_it() -> None:
     scripts = [session(number, (200, 20, 5.0), (10, 10, 0.0)) for number in range(1, 9)]
     overlapped = small_settings(host_tokens=16 * 200)

@@ -13,8 +13,8 @@ else is left. One that was preempted goes on after the one that it was preempted
 turn.
 
 In overload, and at all times under policies that preserve, newcomers, and returns whose KV is gone, take no KV of their
-tenant that the interception policy *spares*, as long as other sequences run. Otherwise all KV that waits is given up, however soon it is needed, and the device
-computes it again.
+tenant that the interception policy *spares*, as long as other sequences run. Otherwise all KV that waits is given up,
+however soon it is needed, and the device computes it again.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class WasteLedger:
         self.busy_s += timing.device_s
         self.swapped_pages += moved
         self._all = self._all.plus(waste)
-        if flight.waits_for_pages:
+        if flight.waits_for_pages or self._lacks_pages():
             self.pressed_s += timing.device_s
             self.pressed_rows += timing.shape.num_rows * timing.device_s
             self.pressed_kv += computing * timing.device_s
@@ -138,6 +138,17 @@ class WasteLedger:
                 kv += end
         self.recomputed_tokens += again
         return again, kv
+
+    def _lacks_pages(self) -> bool:
+        """Whether a waiting sequence needs more pages than are free or cached. A step whose tokens are used up before
+        it comes to such a sequence does not say so itself."""
+        if not self._scheduler.sequences.queue:
+            return False
+        available, size, waiting = self._cache.num_available, self._page_size, SequenceState.WAITING
+        for sequence in self._scheduler.sequences.open.values():
+            if sequence.state is waiting and -(-sequence.total // size) - len(sequence.table.pages) > available:
+                return True
+        return False
 
 
 class Summary(NamedTuple):

@@ -10,11 +10,11 @@ from weft.abi.errors import InvalidRequest
 from weft.sched.policies import ESTIMATORS, NEVER, POLICIES, Load, make_policy
 from weft.sched.policies.heuristic import HeuristicPolicy
 
-KINDS = ("prefix", "chat", "image", "shell")
+KINDS = ("prefix", "unused", "chat", "image", "shell")
 RUNS = make_runs(
     5,
     kinds=KINDS,
-    kind=[0, 1, 2, 3, 3],
+    kind=[0, 2, 3, 4, 4],
     since_s=[50, 40, 30, 20, 10],
     weight=[0, 0, 0, 0, np.inf],
     over_share=[0, 1] * 2 + [0],
@@ -55,7 +55,7 @@ def test_what_happens_at_the_start_and_at_the_return(
 ) -> None:
     policy = make_policy(name)
     assert policy.name == name
-    assert [policy.at_start(kind) for kind in KINDS[1:]] == starts
+    assert [policy.at_start(kind) for kind in KINDS[2:]] == starts
     assert policy.acts_at_start is (starts != ["keep"] * 3)
     assert (policy.keeps_rank, policy.uses_index) == (keeps_rank, uses_index)
 
@@ -79,7 +79,7 @@ def test_nothing_to_rank_is_ranked(name: str) -> None:
 
 def test_long_kinds_are_an_argument() -> None:
     policy = HeuristicPolicy({"shell"})
-    assert [policy.at_start(kind) for kind in KINDS[1:]] == ["keep", "keep", "discard"]
+    assert [policy.at_start(kind) for kind in KINDS[2:]] == ["keep", "keep", "discard"]
     assert policy.rank(RUNS, LOAD).tolist() == [50, NEVER, NEVER, 20, NEVER]
 
 

@@ -86,8 +86,10 @@ def test_newcomers_wait_for_no_return_of_which_little_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "min_waste"])
-def test_other_policies_spare_nothing(name: str) -> None:
-    assert not make_policy(name).spares(context(**SPARED), LOAD)[0]
+def test_of_other_policies_those_that_preserve_spare(name: str) -> None:
+    policy = make_policy(name)
+    assert policy.preserves is (name in ("preserve", "heuristic", "budgeted_heuristic"))
+    assert policy.spares(context(**SPARED), LOAD)[0] == policy.preserves
 
 
 def test_explicit_pages_weigh_what_a_swap_wastes() -> None:
