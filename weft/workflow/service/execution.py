@@ -125,8 +125,12 @@ class RunExecution:
         """Run all rows that have not ended. Raises what ends the run: `ConfigError` if models are not what they were,
         `QuotaExceeded` where there is no room for a result, `StorageFailed`."""
         record = self._run.record
-        if weights_of(self._models, record.models) != record.weights:
-            raise ConfigError("the models' weights or precision are not those with which this run began: start it anew")
+        weights = weights_of(self._models, record.models)
+        if weights != record.weights:
+            raise ConfigError(
+                "the models' weights or precision are not those with which this run began: start it anew. Place, stamp "
+                f"of the files, precision, context and parsers were {record.weights}, and are {weights}"
+            )
         prepared = await self._evaluations.on_thread(record.tenant, partial(self._prepare, record))
         if record.spec.stream or record.spec.starts:
             self._run.feed = prepared.feed
