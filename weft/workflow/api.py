@@ -132,6 +132,7 @@ class GraphRun:
                 # It would be removed at the end.
                 raise ConfigError(f"{folder} is not of a run of a workflow: move it, or choose another file")
             database = Database(folder, place="the folder of the run")
+            is_over = False
             try:
                 try:
                     self.journal = RunJournal.open(database, "run", description)
@@ -140,12 +141,19 @@ class GraphRun:
                         f"{error.message}: finish that run, remove {folder}, or choose another file"
                     ) from None
                 self.state = self._state(self.journal.counts)
-                yield
+                try:
+                    yield
+                except EveryCallRefused:
+                    # The folder would only refuse the same rows with another model.
+                    is_over = self.journal.is_empty
+                    raise
                 with suppress(StorageFailed):  # a full disk refuses even that, but not the removal of the folder
                     self.journal.forget()
+                is_over = True
             finally:
                 database.close()
-            shutil.rmtree(folder)
+                if is_over:
+                    shutil.rmtree(folder)
 
     def cancel(self) -> None:
         """Cancel what is in progress, from another thread than that of `results`, which raises `CancelledError`."""

@@ -19,7 +19,7 @@ from tests.programs.virtual_time import run_virtually
 from tests.server.conftest import RunningServer, running
 from tests.workflow.naive import evaluate
 from weft import ops
-from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, Unsupported, WeftError
+from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, UnknownModel, Unsupported, WeftError
 from weft.config import EngineConfig
 from weft.engine.inline import InlineEngine
 from weft.llm import LLM
@@ -291,18 +291,84 @@ def test_a_server_with_several_models_needs_a_name() -> None:
     [
         ({"api_keys": ["alice=a"]}, {"api_key": "b"}, "give the server's key as api_key"),
         ({"names": ["one", "two"]}, {}, "serves one, two: name one with model"),
+        ({"names": ["one", "two"]}, {"model": "three"}, "not serve the model 'three'; it serves one, two: name one"),
     ],
 )
 def test_what_refuses_every_call_ends_the_run_and_no_row(
     made: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     tell = weft.flow(lambda topic: ops.llm(f"Tell me about {topic}.", max_tokens=2, temperature=0))
+    parts = weft.flow(lambda topic: ops.split(topic, max_tokens=2))
     with running(**made) as server:
+        with pytest.raises(EveryCallRefused, match=message):
+            parts.run(ROWS, on=server.url, **options)
         for more in ({}, {"planning": False}, {"cache": tmp_path / "cache"}, {"out": tmp_path / "out.jsonl"}):
             with pytest.raises(EveryCallRefused, match=message):
                 tell.run(ROWS, on=server.url, **options, **more)
         mended = {"api_key": "a"} if "api_keys" in made else {"model": "two"}
         assert not tell.run(ROWS, on=server.url, **mended, out=tmp_path / "out.jsonl").errors
+
+
+def test_what_was_computed_before_a_model_was_refused_is_kept(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def note(topic: str) -> str:
+        told.append(topic)
+        return topic
+
+    tell = weft.flow(lambda topic: ops.llm(f"Tell me about {ops.function(note, topic)}.", max_tokens=2))
+    out = tmp_path / "out.jsonl"
+    with running(names=["one"]) as server:
+        for _ in range(2):
+            with pytest.raises(EveryCallRefused, match="it serves one"):
+                tell.run(ROWS[:1], on=server.url, model="two", out=out)
+    assert len(told) == 1
+
+
+def test_a_model_that_a_node_names_fails_the_node(tmp_path: Path) -> None:
+    @weft.flow
+    def both(topic: Any) -> Any:
+        return {"good": ops.llm(topic, max_tokens=2), "bad": ops.llm(topic, max_tokens=2, model="three")}
+
+    with running(names=["one", "two"]) as server:
+        results = both.run(ROWS, on=server.url, model="one", out=tmp_path / "out.jsonl")
+    assert len(results.errors) == len(ROWS)
+    assert all(error.kind == "unknown_model" and "'three'" in error.message for error in results.errors)
+    assert None not in results.column("good")
+
+
+UNKNOWN = {"error": {"message": "The model `m` does not exist.", "code": "model_not_found"}}
+BY_STATUS = {"object": "error", "message": "The model `m` does not exist.", "code": 404}
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "names", "kind", "message"),
+    [
+        (404, UNKNOWN, ["a", "b"], EveryCallRefused, "does not serve the model 'm'; it serves a, b: name one"),
+        (400, UNKNOWN, ["a"], EveryCallRefused, "it serves a"),
+        (404, BY_STATUS, ["a"], EveryCallRefused, "it serves a"),
+        (404, BY_STATUS, None, EveryCallRefused, "does not serve the model 'm': {"),
+        (404, BY_STATUS, ["a", "m"], UnknownModel, "does not exist"),
+        (404, {"detail": "Not Found"}, ["a"], InvalidRequest, "Not Found"),
+        (404, {"error": {"message": "no method for images"}}, ["a"], InvalidRequest, "no method"),
+    ],
+)
+def test_a_model_that_a_server_does_not_know(
+    status: int, told: Any, names: list[str] | None, kind: type[WeftError], message: str
+) -> None:
+    def reply(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/v1/models":
+            return httpx.Response(status, json=told)
+        return httpx.Response(404) if names is None else httpx.Response(200, json={"data": [{"id": n} for n in names]})
+
+    def backend() -> OpenAIBackend:
+        return OpenAIBackend("http://server/v1", "m", transport=httpx.MockTransport(reply))
+
+    error = answered(backend(), SAY)
+    assert type(error) is kind
+    assert message in str(error)
+    own = answered(backend(), SAY._replace(body={**SAY.body, "model": "m"}))
+    assert not isinstance(own, EveryCallRefused)
 
 
 def test_a_key_revoked_in_the_middle_ends_the_run_and_keeps_its_rows(

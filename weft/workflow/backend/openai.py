@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
 import msgspec
 
-from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, Unsupported, WeftError
+from weft.abi.errors import EngineDead, InvalidRequest, Overloaded, UnknownModel, Unsupported, WeftError
 from weft.core.lines import async_lines_of
 from weft.workflow.backend.gathered import GatheredAnswer
 from weft.workflow.backend.token_parts import parts_of, pieces_of
@@ -69,9 +70,14 @@ class OpenAIBackend:
         fields = request.hinted if request.hints and await self._is_ours() else request.body
         body = {**fields, "model": model, "stream": True, "stream_options": {"include_usage": True}}
         gathered = GatheredAnswer(is_chat=request.endpoint == CHAT)
-        async for chunk in self._events(request.endpoint, body):
-            started()
-            started.text(gathered.add(chunk))
+        try:
+            async for chunk in self._events(request.endpoint, body):
+                started()
+                started.text(gathered.add(chunk))
+        except UnknownModel as error:
+            if request.body.get("model"):
+                raise
+            raise await self._refusal_of_all(model, error) from error
         answer = gathered.answer()
         await self._check_schema(body.get("response_format"), answer)
         return answer
@@ -102,7 +108,10 @@ class OpenAIBackend:
         vLLM have, and where a part begins or ends within a character of a server that tells tokens as numbers alone."""
         model = await self.only_model()
         asked = {"model": model, "prompt": text, "add_special_tokens": False, "return_token_strs": True}
-        answer = await self._json("POST", "/tokenize", asked)
+        try:
+            answer = await self._json("POST", "/tokenize", asked)
+        except UnknownModel as error:
+            raise await self._refusal_of_all(model, error) from error
         tokens: list[int] = answer["tokens"]
         strings = answer.get("token_strs")
         pieces = None if strings is None else pieces_of(strings, text)
@@ -142,11 +151,20 @@ class OpenAIBackend:
         if self._model is None:
             names = [model["id"] for model in await self._served()]
             if len(names) != 1:
-                raise EveryCallRefused(
-                    f"{self._base} serves {', '.join(names[:20]) or 'no model'}: name one with model", "model"
-                )
+                raise EveryCallRefused(f"{self._base} serves {_listed(names)}: name one with model", "model")
             self._model = names[0]
         return self._model
+
+    async def _refusal_of_all(self, model: str, error: UnknownModel) -> WeftError:
+        """The error of a call without a model of its own, whose model the server does not know."""
+        try:
+            names = [str(card["id"]) for card in await self._served()]
+        except WeftError:
+            names = []
+        if model in names:  # it is refused for this call alone, such as a chat
+            return error
+        why = f"; it serves {_listed(names)}: name one with model" if names else f": {error.message}"
+        return EveryCallRefused(f"{self._base} does not serve the model {model[:200]!r}{why}", "model")
 
     async def wait_for_model(self, retries: int) -> str:
         """As `only_model`, of a server that may be away: asked again as a call with so many retries is made again."""
@@ -187,12 +205,14 @@ class OpenAIBackend:
             response = await self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
             raise lost(self._base, error) from error
-        if response.status_code == httpx.codes.NOT_FOUND and path == "/tokenize":
-            raise Unsupported(
-                f"{self._base} has no /tokenize, so texts cannot be split by tokens: split at a separator"
-            )
         if response.is_error:
-            raise refused(response.status_code, response.headers, response.content)
+            told = refused(response, body)
+            is_missing = response.status_code == httpx.codes.NOT_FOUND and not isinstance(told, UnknownModel)
+            if is_missing and path == "/tokenize":
+                raise Unsupported(
+                    f"{self._base} has no /tokenize, so texts cannot be split by tokens: split at a separator"
+                )
+            raise told
         try:
             return response.json()
         except ValueError:
@@ -204,7 +224,8 @@ class OpenAIBackend:
         try:
             async with self._http.stream("POST", path, json=body) as response:
                 if response.is_error:
-                    raise refused(response.status_code, response.headers, await response.aread())
+                    await response.aread()
+                    raise refused(response, body)
                 async for line in async_lines_of(response.aiter_bytes()):
                     data = line.removeprefix("data:").strip()
                     if not line.startswith("data:") or data in ("", "[DONE]"):
@@ -231,17 +252,30 @@ def lost(base: str, error: httpx.HTTPError) -> EngineDead:
     return EngineDead(f"no answer from {base}: {error or type(error).__name__}")
 
 
-def refused(status: int, headers: httpx.Headers, content: bytes) -> WeftError:
-    """The error of a response that is none of success."""
+def refused(response: httpx.Response, body: Mapping[str, Any] | None = None) -> WeftError:
+    """The error of a response, which was read, to this body."""
+    status = response.status_code
     try:
-        message = str(msgspec.json.decode(content)["error"]["message"])
+        told = msgspec.json.decode(response.content)["error"]
+        message, code = str(told["message"]), told.get("code")
     except (msgspec.DecodeError, KeyError, TypeError):
-        message = content[:200].decode(errors="replace") or f"status {status}"
-    after = headers.get("retry-after", "")
+        message, code = response.content[:200].decode(errors="replace") or f"status {status}", None
+    after = response.headers.get("retry-after", "")
     if status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
         return Overloaded(message, retry_after_s=float(after) if after.isdecimal() else None)
     if status >= httpx.codes.INTERNAL_SERVER_ERROR:
         return EngineDead(message)
     if status == httpx.codes.UNAUTHORIZED:
         return EveryCallRefused(f"{message} (status {status}): give the server's key as api_key", "api_key")
+    names_model = status == httpx.codes.NOT_FOUND and _has_word(message, (body or {}).get("model") or "")
+    if code == "model_not_found" or names_model:
+        return UnknownModel(f"{message} (status {status})", "model")
     return InvalidRequest(f"{message} (status {status})")
+
+
+def _has_word(text: str, word: str) -> bool:
+    return bool(word) and re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:20]) or "no model"

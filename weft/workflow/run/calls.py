@@ -68,7 +68,8 @@ class AnswerRefused(RowError):
 
 
 class EveryCallRefused(InvalidRequest):
-    """The server of models refuses each call alike: its key is missing, or calls name no model where it has several."""
+    """The server of models refuses each call alike: its key is missing, it does not serve the run's model, or calls
+    name no model where it has several."""
 
 
 class CallAdvice(NamedTuple):

@@ -123,7 +123,7 @@ class Driver:
         """`rows` are numbered, and closed at the end. What the `journal` has of them is not done again. The
         `planner` must have been made with the order of the state; the prefixes that it pins are kept as far as the
         backend can. The `feed` is told texts and starts of calls. `turn` is awaited between turns of evaluation.
-        Errors of calls of models that `ends_on` names end the run; others are of their row."""
+        Errors of the backend that `ends_on` names end the run; others are of their row."""
         self._state = state
         self._rows = rows
         self._journal = journal
@@ -387,7 +387,7 @@ class Driver:
         try:
             value = await work()
         except Exception as raised:
-            if isinstance(instruction, CallModel) and isinstance(raised, self._ends_on):
+            if _asks_model(instruction) and isinstance(raised, self._ends_on):
                 raise
             error = raised
             self._tell(lambda: self._state.failed(instruction.task, error, self._now()))
@@ -435,6 +435,12 @@ class Driver:
                     raise Unsupported(refusal(node))
                 async with time_limit(node.timeout_s, no_value_within(node.timeout_s)):
                     return checked_value(await services.external(instruction))
+
+
+def _asks_model(instruction: Asked) -> bool:
+    """Whether the backend is asked; functions of Python may run workflows of their own."""
+    is_split = isinstance(instruction, CallFunction) and instruction.node.name == "split"
+    return is_split or isinstance(instruction, CallModel)
 
 
 class _Progress:

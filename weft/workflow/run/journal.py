@@ -79,6 +79,8 @@ class RunJournal:
         """Seconds that the run has taken before."""
         self._keeps_seconds = keeps_seconds
         self._tasks = saved.tasks
+        self.is_empty = not saved.rows and not saved.tasks
+        """Whether there is nothing to go on from."""
         self.num_lost = 0
         """Values and results that could not be kept, as far as is known."""
 
@@ -124,6 +126,7 @@ class RunJournal:
         self._table.forget(self._run)
 
     def _note(self, written: Future[None]) -> None:
+        self.is_empty = False
         written.add_done_callback(self._written)
 
     def _written(self, written: Future[None]) -> None:

@@ -335,7 +335,7 @@ async def has_sessions(http: httpx.AsyncClient) -> bool:
 
 
 def _error_of(response: httpx.Response) -> WeftError:
-    error = refused(response.status_code, response.headers, response.content)
+    error = refused(response)
     try:
         told = response.json()["error"]
         kind = _ERRORS.get(told["code"])
