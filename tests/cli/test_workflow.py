@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from tests.server.conftest import running
+from weft.cli.workflow_remote import MAX_WAITS
 from weft.core.wire import Open
+from weft.workflow.actuals import RunCounts
 from weft.workflow.api import GraphRun
+from weft.workflow.bars import bars
 
 SMALL = ("--num-pages", "256", "--max-running", "8")
 FLOW = """
@@ -290,6 +299,143 @@ def test_runs_in_the_background(weft, file, tmp_path, server):
     assert (again.exit_code, "is finished" in again.stderr) == (1, True)
 
 
+# ---- a run that waits for a person, in the foreground
+
+ASKS = {
+    "version": 1,
+    "inputs": ["topic"],
+    "nodes": [{"id": "p", "op": "external", "schema": {"type": "string"}}],
+    "outputs": {"value": "p"},
+}
+
+
+@pytest.fixture
+def asks(tmp_path):
+    (path := tmp_path / "asks.json").write_text(json.dumps(ASKS))
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"topic": {row}}}\n' for row in range(MAX_WAITS + 2)))
+    return path
+
+
+def in_the_foreground(file, server, *arguments, before=()):
+    command = [sys.executable, "-m", "weft.cli.main", "workflow", "run", str(file), "--url", server.url, *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*before, *command], **pipes, text=True, env=os.environ.copy())
+
+
+def first_wait(process):
+    """The run and the variable that it waits for, once the command has named them."""
+    run = process.stderr.readline().removeprefix("run: ").strip()
+    told = process.stderr.readline()
+    assert told.startswith("row 0 waits for p: weft workflow set wvar-"), told
+    return run, told.split()[8]
+
+
+@pytest.mark.slow
+def test_a_run_in_the_foreground_says_what_it_waits_for(weft, asks, server):
+    process = in_the_foreground(asks, server, "--rows", str(asks.with_name("rows.jsonl")))
+    run = process.stderr.readline().removeprefix("run: ").strip()
+    told = [process.stderr.readline().rstrip().partition(": ") for _ in range(MAX_WAITS)]
+    assert len({what for what, _, _ in told}) == MAX_WAITS
+    assert all(re.fullmatch(r"row \d+ waits for p", what) for what, _, _ in told)
+    more, _, listing = process.stderr.readline().partition(": ")
+    assert more == "the run waits for more values"
+    given = [shlex.split(command.replace("VALUE", "yes"))[1:] for _, _, command in told]
+    assert [weft(*words).stdout for words in given] == [f"{words[2]} set\n" for words in given]
+    by_id = server.service.workflows.variables.by_id
+    server.wait_until(lambda: len(by_id) == 2 and not any(words[2] in by_id for words in given))
+    first, *_, one, other, how = weft(*shlex.split(listing)[1:]).stdout.splitlines()
+    assert first.startswith(f"run: {run} of asks@")
+    assert how == f"set a value: weft workflow set VARIABLE VALUE --url {server.url}"
+    one, other = (line.removeprefix("waits for: ").partition(" ")[0] for line in (one, other))
+    command = how.removeprefix("set a value: weft ").replace("VARIABLE", one).replace("VALUE", "NaN")
+    assert weft(*shlex.split(command)).exit_code == 0
+    assert weft("workflow", "set", "--url", server.url, "--", other, "-1 or so").exit_code == 0
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert sorted(line["outputs"]["value"] for line in lines(out)) == ["-1 or so", "NaN"] + ["yes"] * MAX_WAITS
+    assert errors.startswith("12 rows in"), "nothing is told twice"
+
+
+def test_values_that_cannot_be_set(weft, asks, server):
+    where = ("--url", server.url)
+    run = weft("workflow", "run", str(asks), "--row", "topic=x", *where, "--background").stdout.strip()
+    server.wait_until(lambda: len(server.service.workflows.variables.by_id) == 1)
+    (variable,) = server.service.workflows.variables.by_id
+
+    def refused(*arguments):
+        result = weft("workflow", "set", *arguments, *where)
+        assert (result.exit_code, result.stdout) == (1, "")
+        (line,) = result.stderr.splitlines()
+        return line
+
+    assert "There is no variable 'wvar-none'" in refused("wvar-none", "yes")
+    told = refused(variable, "42")
+    assert "The value of p does not follow its schema: " in told
+    assert told.endswith("""for a text, write '"42"'.""")
+    assert refused(variable, "{}").endswith("string.")
+    assert weft("workflow", "set", variable, '"42"', *where).exit_code == 0
+    followed = weft("workflow", "results", run, "--follow", *where)
+    assert lines(followed.stdout)[0]["outputs"]["value"] == "42"
+    assert "has its value already" in refused(variable, "yes")
+    assert "set a value" not in weft("workflow", "show", run, *where).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGHUP,), (signal.SIGTERM, signal.SIGHUP)])
+def test_a_signal_that_ends_the_command_cancels_the_run(weft, asks, server, numbers):
+    process = in_the_foreground(asks, server, "--row", "topic=x")
+    run, _ = first_wait(process)
+    for number in numbers:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode in [128 + number for number in numbers], errors
+    assert errors == ""
+    assert "status: cancelled" in weft("workflow", "show", run, "--url", server.url).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_same_command_goes_on_after_a_signal(weft, asks, server, tmp_path, number):
+    arguments = ("--row", "topic=x", "-o", str(tmp_path / "out.jsonl"))
+    process = in_the_foreground(asks, server, *arguments)
+    run, variable = first_wait(process)
+    process.send_signal(number)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 128 + number
+    assert "status: cancelled" in weft("workflow", "show", run, "--url", server.url).stdout
+    process = in_the_foreground(asks, server, *arguments)
+    assert first_wait(process) == (run, variable)
+    assert weft("workflow", "set", variable, "yes", "--url", server.url).exit_code == 0
+    process.communicate(timeout=60)
+    assert lines((tmp_path / "out.jsonl").read_text())[0]["outputs"]["value"] == "yes"
+
+
+@pytest.mark.slow
+def test_nohup_keeps_a_run(weft, asks, server):
+    process = in_the_foreground(asks, server, "--row", "topic=x", "--quiet", before=("nohup",))
+    told = process.stderr.readline()
+    while not told.startswith("row 0 waits"):  # nohup may say what it does
+        assert process.poll() is None
+        told = process.stderr.readline()
+    process.send_signal(signal.SIGHUP)
+    assert weft("workflow", "set", told.split()[8], "yes", "--url", server.url).exit_code == 0
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert lines(out)[0]["outputs"]["value"] == "yes"
+
+
+def test_lines_beside_bars_stay_whole(monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    line = f"row 0 waits for p: weft workflow set wvar-{'0' * 32} VALUE --url http://127.0.0.1:9000"
+    with bars(1, RunCounts()) as show:
+        print(line, file=sys.stderr)
+        show(RunCounts(1))
+    shown = capsys.readouterr().err
+    assert f"{line}\n" in shown
+    assert "1/1" in shown.partition(line)[2]
+
+
 CONSTANT = """
 import weft
 from weft import ops
@@ -341,7 +487,8 @@ def test_texts_are_shown_while_they_are_written(weft, file):
             result = weft("workflow", "run", str(file), "--row", "topic=the sea", "--stream", "text", *where)
             assert result.exit_code == 0, result.stderr
             said = lines(result.stdout)[0]["outputs"]["text"]
-            assert result.stderr.startswith(said + "\n")
+            told = result.stderr.splitlines()
+            assert told[0 if where[0] == "--on" else 1] == said
             refused = weft("workflow", "run", str(file), "--row", "topic=the sea", "--stream", "loud", *where)
             assert refused.exit_code == 1
             assert "'loud' (function_1) is not the text of one call" in refused.stderr
@@ -357,6 +504,7 @@ def test_several_texts_are_shown_by_line():
     display.show(TextDelta(1, "a", 0, "\x1b[2Jcleared"))
     display.show(TextDelta(0, "a", 6, "o " + "word " * 30))
     display.show(TextDelta(1, "a", 4, "new"))
+    display.note("row 2 waits")
     display.end()
     text = "".join(written)
     assert text.startswith("[row 0 a] one\n[row 0 a] two word ")
@@ -364,6 +512,21 @@ def test_several_texts_are_shown_by_line():
     assert "[row 1 a] [2Jcleared\n\n[row 1 a: another try" in text
     assert text.count("word") == 30
     assert max(map(len, text.splitlines())) < LINE_CHARS + 30
+    assert "row 2 waits" in text.splitlines()
+
+
+def test_a_note_does_not_stand_in_the_only_text():
+    from weft.cli.workflow_text import TextDisplay
+    from weft.workflow.run.feed import TextDelta
+
+    written = []
+    display = TextDisplay(written.append, alone=True)
+    display.note("run: x")
+    display.show(TextDelta(0, "a", 0, "one"))
+    display.note("row 0 waits")
+    display.show(TextDelta(0, "a", 3, " two"))
+    display.end()
+    assert "".join(written) == "run: x\none\nrow 0 waits\n two\n"
 
 
 def test_a_run_on_a_server_is_explained(weft, file):

@@ -269,6 +269,11 @@ def test_limits_and_fields_go_along(client: Client, monkeypatch: pytest.MonkeyPa
         tell.run(ROWS, on=client, model="other")
 
 
+def test_bars_end_with_all_rows(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    tell.run(ROWS, on=client, progress=True)
+    assert "6/6" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("planned", [True, False])
 def test_plans_can_be_left_out(client: Client, monkeypatch: pytest.MonkeyPatch, planned: bool) -> None:
     made: list[RunPlanner] = []

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from weft.abi.errors import WeftError
@@ -56,8 +57,8 @@ ApiKey = Annotated[
 def value_of(text: str) -> Any:
     """Parse JSON; text that is not JSON is a string value."""
     try:
-        return json.loads(text)
-    except ValueError:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError):
         return text
 
 

@@ -21,7 +21,17 @@ from weft.cli.run import refuse_flags_of_engines
 from weft.cli.run_values import EXIT_FAILED, ApiKey, Url, pair
 from weft.cli.settings import Settings, parse_size, with_setting
 from weft.cli.workflow_flags import Deadline, PinnedPart, Planned, Wanted, planned_options
-from weft.cli.workflow_runs import PREFIX, cancel, client_of, explain_served, list_runs, results, resume, show_run
+from weft.cli.workflow_runs import (
+    PREFIX,
+    cancel,
+    client_of,
+    explain_served,
+    list_runs,
+    results,
+    resume,
+    set_value,
+    show_run,
+)
 from weft.core.wording import plural
 
 if TYPE_CHECKING:
@@ -32,8 +42,8 @@ if TYPE_CHECKING:
 HELP = """Run workflows: many calls of models that are known in advance.
 
 `run` runs one in this process (a model here, or any server with OpenAI's API: --on), or on a server of Weft (--url),
-where runs outlive this command: `list`, `show`, `results`, `resume` and `cancel` are about those. The server is --url,
-WEFT_URL, or, but for `run`, http://127.0.0.1:8000."""
+where runs can outlive this command: `list`, `show`, `results`, `set`, `resume` and `cancel` are about those. The server
+is --url, WEFT_URL, or, but for `run`, http://127.0.0.1:8000."""
 
 EXAMPLES = """A workflow is a JSON file, or a Python file with a flow:
 
@@ -60,6 +70,8 @@ Examples:
   weft workflow run summary.py --rows articles.jsonl -o summaries.jsonl --url http://127.0.0.1:8000
 
   weft workflow show summary.py
+
+  weft workflow set wvar-0123456789abcdef0123456789abcdef yes
 """
 
 WorkflowFile = Annotated[
@@ -74,7 +86,14 @@ def register(app: typer.Typer) -> None:
     group.command("run", epilog=EXAMPLES, no_args_is_help=True)(run)
     group.command("show", no_args_is_help=True)(show)
     group.command("explain", no_args_is_help=True)(explain)
-    for name, command in (("list", list_runs), ("results", results), ("resume", resume), ("cancel", cancel)):
+    of_runs: dict[str, Any] = {
+        "list": list_runs,
+        "results": results,
+        "set": set_value,
+        "resume": resume,
+        "cancel": cancel,
+    }
+    for name, command in of_runs.items():
         group.command(name)(command)
     app.add_typer(group, name="workflow")
 
@@ -137,14 +156,16 @@ def run(
     pinned_part: PinnedPart = None,
     objective: Wanted = None,
     deadline: Deadline = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no summary.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, run's id and summary.")] = False,
 ) -> None:
     """Run a workflow over rows; writes `{"row", "outputs", "error"}` for each as soon as it is there.
 
-    Without --on, --url or WEFT_URL the model is loaded into this process. With --url only functions of Python run here.
-    Flows in a Python file, and the functions they call, have all your permissions. Standard error gets bars and a
-    summary. The exit status is 1 if a row fails.
+    Without --on, --url or WEFT_URL the model is loaded into this process. With --url only functions of Python run here;
+    the command writes the run's id and how to set the values that the run waits for, and when a signal ends it (Ctrl-C,
+    SIGTERM, a closed terminal), it cancels the run. Flows in a Python file, and the functions they call, have all your
+    permissions. Standard error gets bars and a summary. The exit status is 1 if a row fails.
     """
+    from weft.cli.workflow_remote import ToldWorkflows, ended_by_signals
     from weft.cli.workflow_text import TextDisplay
     from weft.workflow.frontend.rows import Rows
     from weft.workflow.remote import ServerRun
@@ -181,7 +202,7 @@ def run(
         target: RunTarget
         if url is not None:
             refuse_flags_of_engines(settings)
-            target = client = scope.enter_context(client_of(url, api_key))
+            client = scope.enter_context(client_of(url, api_key))
             options |= {"model": named_model} if named_model else {}
             if background:
                 # Made for its checks: what it refuses is refused here too.
@@ -189,6 +210,9 @@ def run(
                 options["limits"] = options["limits"]._asdict()
                 typer.echo(client.workflows.start(client.workflows.create(workflow).id, checked.rows, **options).id)
                 return
+            tell = _write_line if display is None else display.note
+            target = ToldWorkflows(client, tell, tells_id=not quiet)
+            scope.enter_context(ended_by_signals())
         elif on is not None:
             refuse_flags_of_engines(settings)
             target = on
@@ -317,6 +341,10 @@ def explain(
 def _write_err(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
+
+
+def _write_line(line: str) -> None:
+    _write_err(f"{line}\n")
 
 
 def _read_json(path: Path) -> Any:

@@ -1,15 +1,17 @@
-"""`weft workflow list | show | results | resume | cancel`: runs of workflows on a server."""
+"""`weft workflow list | show | results | set | resume | cancel`: runs of workflows on a server."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.abi.errors import WeftError
 from weft.cli.programs import print_lines, print_table
-from weft.cli.run_values import ApiKey, Url
+from weft.cli.run_values import ApiKey, Url, value_of
 from weft.core.wording import plural
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def show_run(run_id: str, url: str | None, api_key: str | None, *, as_json: bool
     if as_json:
         print_lines([run])
         return
-    for line in _lines(run):
+    for line in _lines(run, url):
         typer.echo(line)
 
 
@@ -90,6 +92,38 @@ def results(
             after, has_more = page.last, page.has_more
 
 
+def set_value(
+    variable: Annotated[
+        str, typer.Argument(metavar="VARIABLE", help="Its id, such as `weft workflow show RUN` lists.")
+    ],
+    value: Annotated[
+        str,
+        typer.Argument(
+            metavar="VALUE", help="JSON if it parses, otherwise a text. Write -- before one that begins with -."
+        ),
+    ],
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Give a run on a server a value that it waits for, once.
+
+    `weft workflow run --url` and `weft workflow show RUN` name the variables of nodes `external`. A value that does not
+    follow the schema of its node is refused, and the run goes on waiting.
+    """
+    from weft.client import ServerError
+
+    given = value_of(value)
+    with client_of(url, api_key) as client:
+        try:
+            client.workflows.set_variable(variable, given)
+        except ServerError as error:
+            if error.param != "value" or isinstance(given, str | list | dict):
+                raise
+            text = shlex.quote(json.dumps(value))
+            raise WeftError(f"{error.message} VALUE is JSON if it parses: for a text, write {text}.") from error
+    typer.echo(f"{variable} set")
+
+
 def resume(run_id: RunId, url: Url = None, api_key: ApiKey = None) -> None:
     """Go on with a run on a server that failed or was cancelled.
 
@@ -118,7 +152,14 @@ def _write(row: Any) -> None:
     typer.echo(json.dumps({"row": row.row, "outputs": row.outputs, **error}, ensure_ascii=False))
 
 
-def _lines(run: Run) -> list[str]:
+def server_command(words: str, url: str | None) -> str:
+    """The command line of `weft workflow` with these words, for the server at this address."""
+    from weft.client.protocol import DEFAULT_URL
+
+    return f"weft workflow {words}" + (f" --url {shlex.quote(url)}" if url and url != DEFAULT_URL else "")
+
+
+def _lines(run: Run, url: str | None) -> list[str]:
     progress: dict[str, Any] = run.workflow or {}
     lines = [
         f"run: {run.id} of {run.program or 'unnamed'}@{run.hash[:12]}",
@@ -130,7 +171,9 @@ def _lines(run: Run) -> list[str]:
     waits = progress["waits_for"]
     lines += (f"waits for: {wait['id']} (row {wait['row']}, {wait['node']})" for wait in waits)
     more = progress["num_waits"] - len(waits)
-    return lines + ([f"and {plural(more, 'more value')}"] if more else [])
+    lines += [f"and {plural(more, 'more value')}"] if more else []
+    has_external = any(wait.get("function") is None for wait in waits)
+    return lines + ([f"set a value: {server_command('set VARIABLE VALUE', url)}"] if has_external else [])
 
 
 def _told(calls: dict[str, int]) -> str:

@@ -20,6 +20,8 @@ class TextDisplay:
         self._lines: dict[TextKey, str] = {}
         """What is still to be written of each text."""
         self._told: dict[TextKey, int] = {}
+        self._in_line = False
+        """Whether the only text has no line break at its end so far."""
 
     def show(self, news: RunNews) -> None:
         """Take in what a run tells."""
@@ -34,6 +36,7 @@ class TextDisplay:
         text = "".join(char for char in news.text if char.isprintable() or char in "\n\t")
         if self._alone:
             self._write(text)
+            self._in_line = not text.endswith("\n") if text else self._in_line
             return
         *lines, rest = (self._lines.get(key, "") + text).split("\n")
         for line in lines:
@@ -43,12 +46,21 @@ class TextDisplay:
             rest = rest[at + 1 :]
         self._lines[key] = rest
 
+    def note(self, line: str) -> None:
+        """Write a line about the run itself."""
+        self._end_line()
+        self._write(f"{line}\n")
+
     def end(self) -> None:
         """Write what is left."""
-        if self._alone and self._told:
-            self._write("\n")
+        self._end_line()
         for key in list(self._lines):
             self._flush(key)
+
+    def _end_line(self) -> None:
+        if self._in_line:
+            self._write("\n")
+            self._in_line = False
 
     def _flush(self, key: TextKey) -> None:
         rest = self._lines.pop(key, "")

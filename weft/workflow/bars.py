@@ -27,7 +27,8 @@ def bars(num_rows: int | None, before: RunCounts) -> Iterator[Show]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[more]}"),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    # Lines that are written to standard error meanwhile stand above the bars, whole: commands in them can be copied.
+    with Progress(*columns, console=Console(stderr=True, soft_wrap=True)) as progress:
         rows = progress.add_task("rows", total=num_rows, more="")
         nodes: dict[str, TaskID] = {}
 
