@@ -18,6 +18,7 @@ from weft.core.wire import Open
 from weft.workflow.actuals import RunCounts
 from weft.workflow.api import GraphRun
 from weft.workflow.bars import bars
+from weft.workflow.graph import graph_schema
 
 SMALL = ("--num-pages", "256", "--max-running", "8")
 FLOW = """
@@ -135,6 +136,10 @@ def test_a_limit_of_seconds_is_kept(weft, file):
     result = weft("workflow", "run", str(file), "--row", "topic=x", "--max-seconds", "1e-9", *SMALL)
     assert result.exit_code == 1
     assert "the run has taken the 1e-09 seconds that it may take" in result.stderr
+
+
+def test_the_schema_is_written(weft):
+    assert json.loads(weft("workflow", "schema").output) == graph_schema()
 
 
 def test_show_is_an_outline(weft, file):

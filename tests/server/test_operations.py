@@ -33,6 +33,7 @@ from weft.server.logs import JsonFormatter, TextFormatter
 from weft.server.openapi import OPERATIONS, openapi
 from weft.server.start import check_tls
 from weft.version import __version__
+from weft.workflow.graph import graph_schema
 
 
 def samples(server: RunningServer) -> dict[tuple[str, str], float]:
@@ -246,6 +247,13 @@ def test_openapi_refers_only_to_what_it_has() -> None:
             others = set(ADVISORY) | set(REFUSED.get(op.request, {}))
             assert set(schema["properties"]) == set(op.request.__struct_fields__) | others
             assert schema["additionalProperties"] is False
+
+
+def test_openapi_has_the_schema_of_graphs() -> None:
+    schemas = openapi()["components"]["schemas"]
+    assert schemas["WorkflowUpload"]["properties"]["graph"]["$ref"] == "#/components/schemas/WorkflowGraph"
+    standalone = json.dumps(graph_schema()["$defs"]["MapNode"])
+    assert json.loads(standalone.replace("#/$defs/", "#/components/schemas/")) == schemas["MapNode"]
 
 
 @pytest.mark.parametrize("accept", ["text/html,application/xhtml+xml,*/*;q=0.8", "*/*"])

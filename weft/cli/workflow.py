@@ -86,6 +86,7 @@ def register(app: typer.Typer) -> None:
     group.command("run", epilog=EXAMPLES, no_args_is_help=True)(run)
     group.command("show", no_args_is_help=True)(show)
     group.command("explain", no_args_is_help=True)(explain)
+    group.command("schema")(schema)
     of_runs: dict[str, Any] = {
         "list": list_runs,
         "results": results,
@@ -336,6 +337,13 @@ def explain(
         typer.echo(json.dumps(made.to_dict(), indent=2, ensure_ascii=False))
     else:
         typer.echo(made.mermaid() if as_mermaid else made.svg() if as_svg else str(made), nl=as_mermaid)
+
+
+def schema() -> None:
+    """Write the JSON Schema of workflows in JSON."""
+    from weft.workflow.graph.json_schema import graph_schema
+
+    typer.echo(json.dumps(graph_schema(), indent=2, ensure_ascii=False))
 
 
 def _write_err(text: str) -> None:

@@ -38,6 +38,11 @@ class Refusal(NamedTuple):
     harmless: tuple[Any, ...]
     advice: str
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of the field."""
+        return {"enum": [None, *self.harmless], "description": f"Not supported. {self.advice}", "deprecated": True}
+
 
 ADVISORY: dict[str, str] = {
     "metadata": "not stored",
@@ -51,6 +56,12 @@ ADVISORY: dict[str, str] = {
     "user": "not stored",
 }
 """Fields accepted in every request without an effect on the answer -> the reason."""
+
+
+def advisory_schema(reason: str) -> dict[str, Any]:
+    """JSON schema of a field that is accepted without an effect."""
+    return {"description": f"Accepted without effect: {reason}."}
+
 
 _COMPILER = "There is only one grammar backend; omit the field."
 

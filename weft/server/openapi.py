@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 
 from weft.endpoints.errors import ErrorResponse
-from weft.endpoints.fields import ADVISORY, REFUSED, Refusal, shapes_of
+from weft.endpoints.fields import ADVISORY, REFUSED, advisory_schema, shapes_of
 from weft.endpoints.schemas.chat import ChatChunk, ChatRequest, ChatResponse
 from weft.endpoints.schemas.completion import CompletionRequest, CompletionResponse
 from weft.endpoints.schemas.embedding import EmbeddingRequest, EmbeddingResponse
@@ -67,12 +67,15 @@ from weft.server.schemas.workflows import (
     WorkflowUpload,
 )
 from weft.version import __version__
+from weft.workflow.graph import WorkflowGraph
+from weft.workflow.graph.json_schema import graph_components
 from weft.workflow.run.settings import PlanSettings
 from weft.workflow.service.call_request import CallPlaceholder
 
 Struct = type[msgspec.Struct]
 SHAPES: tuple[Struct, ...] = (*NESTED_SHAPES, Limits, WorkflowLimits, PlanSettings, CallPlaceholder)
 """All structs inside requests, with those of runs."""
+_REF = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"{(\w+)}")
 
 
@@ -372,9 +375,7 @@ def openapi_json(*, needs_key: bool) -> bytes:
 def _schemas() -> dict[str, Any]:
     """JSON schemas of all structs in the document, with the advisory and refused fields of `weft.endpoints.fields`."""
     structs = [struct for op in OPERATIONS for struct in (op.request, op.response, op.event) if struct is not None]
-    _, components = msgspec.json.schema_components(
-        [*SHAPES, *dict.fromkeys(structs), ErrorResponse], ref_template="#/components/schemas/{name}"
-    )
+    _, components = msgspec.json.schema_components([*SHAPES, *dict.fromkeys(structs), ErrorResponse], ref_template=_REF)
     for op in OPERATIONS:
         if op.request is None:
             continue
@@ -385,10 +386,14 @@ def _schemas() -> dict[str, Any]:
         if op.request is not None:
             refused = REFUSED.get(op.request, {})
             _close(components[op.request.__name__], ADVISORY)
-            components[op.request.__name__]["properties"] |= {name: _refused(refused[name]) for name in refused}
+            components[op.request.__name__]["properties"] |= {name: refused[name].schema for name in refused}
     for shape in SHAPES:
         _close(components[shape.__name__], NESTED_ADVISORY.get(shape, {}))
-    return components
+    upload = components[WorkflowUpload.__name__]["properties"]
+    upload["graph"] = _ref(WorkflowGraph) | {"description": description_of(upload["graph"])}
+    graphs = graph_components(_REF)
+    assert not components.keys() & graphs.keys(), "two schemas have one name"
+    return components | graphs
 
 
 def _schema_of(shape: Any) -> dict[str, Any]:
@@ -406,15 +411,9 @@ def _schema_of(shape: Any) -> dict[str, Any]:
 def _close(schema: dict[str, Any], advisory: Mapping[str, str]) -> None:
     """State in a schema that it has no other fields, and describe its advisory ones."""
     schema["properties"] |= {
-        name: {"description": f"Accepted without effect: {why}."}
-        for name, why in advisory.items()
-        if name not in schema["properties"]
+        name: advisory_schema(why) for name, why in advisory.items() if name not in schema["properties"]
     }
     schema["additionalProperties"] = False
-
-
-def _refused(refusal: Refusal) -> dict[str, Any]:
-    return {"enum": [None, *refusal.harmless], "description": f"Not supported. {refusal.advice}", "deprecated": True}
 
 
 def _operation(op: Operation) -> dict[str, Any]:
@@ -449,7 +448,7 @@ def _operation(op: Operation) -> dict[str, Any]:
 
 
 def _ref(struct: Struct) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{struct.__name__}"}
+    return {"$ref": _REF.format(name=struct.__name__)}
 
 
 def type_text(field: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from weft.workflow.graph.nodes import (
     uses,
     with_references,
 )
-from weft.workflow.graph.templates import Reference, parse_template
+from weft.workflow.graph.templates import Reference, parse_reference, parse_template
 
 Rename = Callable[[Reference], Reference]
 _EMPTY = Body(nodes=(), outputs={})
@@ -49,9 +49,11 @@ def dependencies(nodes: Iterable[GraphNode]) -> dict[str, tuple[str, ...]]:
 
 
 def goals(outputs: Mapping[str, str], node: GraphNode | None = None) -> list[Reference]:
-    """What a graph, or a body of `node`, is computed for: its outputs by name, and what ends a loop."""
-    until = [reference_of(node.until)] if isinstance(node, LoopNode) and node.until is not None else []
-    return [reference_of(outputs[name]) for name in sorted(outputs)] + until
+    """What a graph, or a body of `node`, is computed for: its outputs by name, and what ends a loop. Texts that are no
+    reference, which the check refuses, are left out."""
+    until = [node.until] if isinstance(node, LoopNode) and node.until is not None else []
+    found = (parse_reference(text) for text in [*(outputs[name] for name in sorted(outputs)), *until])
+    return [reference for reference in found if reference is not None]
 
 
 def canonical(graph: WorkflowGraph, around: Mapping[str, GraphNode] | None = None) -> WorkflowGraph:

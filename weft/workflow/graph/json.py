@@ -13,6 +13,7 @@ from weft.endpoints.fields import with_allowed
 from weft.workflow.graph.check import MAX_DEPTH, check, checked_types, too_large
 from weft.workflow.graph.digest import canonical, free_references
 from weft.workflow.graph.mistakes import InvalidGraph, Mistake, nearest
+from weft.workflow.graph.node_checks import CALL_FIELDS
 from weft.workflow.graph.nodes import (
     MAX_NODES,
     NODES,
@@ -110,12 +111,12 @@ class _Reader:
         if not isinstance(raw, dict):
             self._add("", "a workflow must be a JSON object with version, inputs, nodes and outputs")
             return None
-        if raw.get("version") != VERSION:
+        if raw.get("version") != VERSION or raw["version"] is True:
             self._add("version", f"must be {VERSION}, not {str(raw.get('version'))[:50]}")
             return None
-        self._unknown(raw, ("version", "inputs", "nodes", "outputs"), "")
-        inputs = self._convert(raw.get("inputs", []), tuple[str, ...], "inputs")
-        body = self._body({name: raw[name] for name in ("nodes", "outputs") if name in raw}, "", 0)
+        self._unknown(raw, WorkflowGraph.__struct_fields__, "")
+        inputs = self._convert(raw.get("inputs", []), _hints(WorkflowGraph)["inputs"], "inputs")
+        body = self._body({name: raw[name] for name in Body.__struct_fields__ if name in raw}, "", 0)
         if body is None:
             return None
         return WorkflowGraph(inputs=inputs or (), nodes=body.nodes, outputs=body.outputs)
@@ -127,13 +128,13 @@ class _Reader:
         if depth > MAX_DEPTH:
             self._add(prefix.rstrip("."), f"bodies may be nested {MAX_DEPTH} deep")
             return None
-        self._unknown(raw, ("nodes", "outputs"), prefix)
+        self._unknown(raw, Body.__struct_fields__, prefix)
         self._count += len(raw["nodes"])
         if self._count > MAX_NODES:
             self._add(f"{prefix}nodes", f"there are more than {MAX_NODES:,} nodes, bodies included")
             return None
         nodes = [self._node(each, number, prefix, depth) for number, each in enumerate(raw["nodes"])]
-        outputs = self._convert(raw.get("outputs", {}), dict[str, str], f"{prefix}outputs")
+        outputs = self._convert(raw.get("outputs", {}), _hints(Body)["outputs"], f"{prefix}outputs")
         return Body(nodes=tuple(node for node in nodes if node is not None), outputs=outputs or {})
 
     def _node(self, raw: Any, number: int, prefix: str, depth: int) -> AnyNode | None:
@@ -160,18 +161,19 @@ class _Reader:
     def _fields(self, raw: dict[str, Any], kind: type[GraphNode], place: str, depth: int) -> dict[str, Any]:
         """The fields of a node's class, each converted by itself, so that every mistake is found."""
         hints = _hints(kind)
+        known = _known(kind)
         fields: dict[str, Any] = {}
         request: dict[str, Any] = {}
         for name, value in raw.items():
             at = f"{place}.{name[:100]}"
-            if name == "op" or (value is None and kind is not DataNode):
+            if name == "op" or (value is None and name in known and kind is not DataNode):
                 continue
-            if name in hints and name != "request":
+            if name in hints:
                 fields[name] = self._field(name, value, hints[name], at, depth)
-            elif kind is LlmNode and name not in ("request", "messages"):
+            elif kind is LlmNode and name != "request" and value is not None:
                 request[name] = value
             else:
-                self._add(at, f"{raw['op']} has no such field.{nearest(name, hints)}")
+                self._add(at, f"{raw['op']} has no such field.{nearest(name, known)}")
         if kind is LlmNode:
             fields["request"] = request
         for required in _required(kind):
@@ -208,8 +210,15 @@ class _Reader:
 
 
 @functools.cache
-def _hints(kind: type[GraphNode]) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The types of the fields that stand in JSON."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hints[name] for name in kind.__struct_fields__ if name != "request"}
+
+
+@functools.cache
+def _known(kind: type[GraphNode]) -> frozenset[str]:
+    return frozenset(_hints(kind)) | (CALL_FIELDS if kind is LlmNode else frozenset())
 
 
 @functools.cache

@@ -7,7 +7,8 @@ from functools import singledispatch
 from typing import Any
 
 from weft.abi.errors import InvalidRequest, Unsupported
-from weft.endpoints.fields import request_from
+from weft.abi.parameters import SAMPLING, STOP
+from weft.endpoints.fields import ADVISORY, REFUSED, request_from
 from weft.endpoints.schemas.chat import ChatRequest
 from weft.endpoints.schemas.completion import CompletionRequest
 from weft.workflow.graph.answer_schemas import answer_schema_mistake
@@ -43,6 +44,16 @@ NOT_IN_WORKFLOWS = {
     "use_beam_search": "send it to /v1/completions",
 }
 """Fields of a completion that a call in a workflow cannot have -> what to do instead."""
+REQUESTS = (ChatRequest, CompletionRequest)
+"""What a call with `messages` becomes, and one with `prompt`."""
+CALL_FIELDS = frozenset(name for kind in REQUESTS for name in (*kind.__struct_fields__, *REFUSED[kind], *ADVISORY))
+"""Names of their fields; some may only have a value without an effect."""
+_RANGES = [
+    each
+    for each in (*SAMPLING.values(), STOP["min_tokens"])
+    if each.low is not None and each.name not in ("logit_bias", *NOT_IN_WORKFLOWS)
+]
+"""Parameters with a range, which the types of requests leave to the engine; that of `logit_bias` is of its values."""
 
 
 @singledispatch
@@ -53,8 +64,8 @@ def own_mistakes(node: GraphNode, type_of: TypeOf) -> Found:
 
 @own_mistakes.register
 def _llm(node: LlmNode, type_of: TypeOf) -> Found:
-    if (node.messages is None) == (node.prompt is None):
-        yield "", "give either messages or prompt"
+    if len(_given(node)) != 1:
+        yield "", f"give either {' or '.join(node.ONE_OF)}"
     for number, message in enumerate(node.messages or ()):
         place = f"messages[{number}]"
         if message.chat is not None:
@@ -89,10 +100,19 @@ def _llm(node: LlmNode, type_of: TypeOf) -> Found:
 def _refused(kind: type[ChatRequest] | type[CompletionRequest], body: dict[str, Any]) -> str:
     """Why a request with this body is refused; empty: it is not."""
     try:
-        request_from(kind, body)
+        request = request_from(kind, body)
     except (InvalidRequest, Unsupported) as error:
         return error.message
-    return ""
+    for each in _RANGES:
+        value = getattr(request, each.name)
+        if value is not None and not each.contains(value):
+            return f"{each.name}: must be in {each.range}, got {value}"
+    return "truncate_prompt_tokens: must be 1 or more, or -1" if request.truncate_prompt_tokens == 0 else ""
+
+
+def _given(node: GraphNode) -> list[str]:
+    """The fields of `ONE_OF` that are given."""
+    return [name for name in node.ONE_OF if getattr(node, name) is not None]
 
 
 _ONE_MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
@@ -100,8 +120,8 @@ _ONE_MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
 
 @own_mistakes.register
 def _function(node: FunctionNode, type_of: TypeOf) -> Found:
-    if (node.name is None) == (node.source is None):
-        yield "", "give either name or source"
+    if len(_given(node)) != 1:
+        yield "", f"give either {' or '.join(node.ONE_OF)}"
     for name in node.args:
         if not is_name(name):
             yield f"args.{name[:100]}", "is not a name"
@@ -123,9 +143,9 @@ def _function(node: FunctionNode, type_of: TypeOf) -> Found:
 
 @own_mistakes.register
 def _pick(node: PickNode, type_of: TypeOf) -> Found:
-    given = [name for name in node.WAYS if getattr(node, name) is not None]
+    given = _given(node)
     if len(given) != 1:
-        yield "", f"give one of {', '.join(node.WAYS)}; given: {' and '.join(given) or 'none'}"
+        yield "", f"give one of {', '.join(node.ONE_OF)}; given: {' and '.join(given) or 'none'}"
         return
     way = given[0]
     kind = type_of(reference_of(node.of)) if parse_reference(node.of) is not None else ANY

@@ -14,7 +14,15 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from weft.workflow.graph.templates import Reference, Template, parse_reference, parse_template
+from weft.workflow.graph.templates import (
+    MAX_NAME_CHARS,
+    NAME,
+    REFERENCE,
+    Reference,
+    Template,
+    parse_reference,
+    parse_template,
+)
 
 VERSION = 1
 MAX_NODES = 10_000
@@ -28,22 +36,38 @@ CALL_RETRIES = 3
 DEFAULT_OUTPUT = "value"
 """The output of a body that returns one value without a name."""
 
-Named = Annotated[str, Meta(description="A reference: the name of a node or an input, then fields: `verdict.winner`.")]
+# What stands in `extra_json_schema` is for the schema alone: the check refuses it with a message of its own.
+Name = Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME}$", "maxLength": MAX_NAME_CHARS})]
+Named = Annotated[
+    str,
+    Meta(
+        description="A reference: the name of a node or an input, then fields: `verdict.winner`.",
+        extra_json_schema={"pattern": f"^{REFERENCE}$"},
+    ),
+]
 Templated = Annotated[str, Meta(description="Text with references: `Answer {{question}}`.")]
 Values = Annotated[
     Any, Meta(description="JSON. Strings are templates; one that is a single reference passes the value as it is.")
 ]
 Schema = Annotated[dict[str, Any], Meta(description="A JSON schema.")]
 Seconds = Annotated[float, Meta(gt=0)]
+Outputs = Annotated[
+    dict[Name, Named], Meta(description="Name of an output -> its value.", extra_json_schema={"minProperties": 1})
+]
 Field = Literal["name", "text", "values"]
 Visit = Callable[[str, Field, Any], Any]
 """(place in the node, what the value is, value) -> the value to have there."""
 
 
-class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op"):
+class GraphNode(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="op"
+):
     """One operator. `id` names its value within the graph or body that it stands in."""
 
-    id: str
+    ONE_OF: ClassVar[tuple[str, ...]] = ()
+    """Fields of which exactly one is given."""
+
+    id: Annotated[Name, Meta(description="Names the node's value.")]
 
     @property
     def op(self) -> str:
@@ -71,23 +95,32 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
         return ()
 
 
-class PromptMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PromptMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A message of a chat: a role and a text, or the whole conversation that ended in an answer."""
+
+    ONE_OF: ClassVar[tuple[str, ...]] = ("role", "chat")
 
     role: Literal["system", "developer", "user", "assistant", "tool"] | None = None
     content: Templated | None = None
     name: Annotated[str, Meta(description="Name of the speaker, for chat templates that use it.")] | None = None
     tool_call_id: Annotated[str, Meta(description="With role `tool`: the call that this answers.")] | None = None
     chat: (
-        Annotated[str, Meta(description="An answer to messages: the conversation with it. Only the first.")] | None
+        Annotated[Named, Meta(description="An answer to messages: the conversation with it. Only the first.")] | None
     ) = None
 
 
 class LlmNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="llm"):
-    """A call of a model. All fields of a chat completion may stand beside the ones here, `model` too; they are
-    `request`."""
+    """A call of a model. All fields of a chat completion may stand beside the ones here, `model` too."""
 
-    messages: Annotated[tuple[PromptMessage, ...], Meta(description="The conversation; or `prompt`.")] | None = None
+    ONE_OF: ClassVar[tuple[str, ...]] = ("messages", "prompt")
+
+    messages: (
+        Annotated[
+            tuple[PromptMessage, ...],
+            Meta(description="The conversation; or `prompt`.", extra_json_schema={"minItems": 1}),
+        ]
+        | None
+    ) = None
     prompt: Annotated[Templated, Meta(description="Text to continue, without a chat template.")] | None = None
     schema: Annotated[Schema, Meta(description="The form of the answer, whose fields are then values.")] | None = None
     cache: Annotated[bool, Meta(description="Whether an equal earlier call may answer, if it can only answer so.")] = (
@@ -97,7 +130,7 @@ class LlmNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="llm
         CALL_RETRIES
     )
     request: dict[str, Any] = {}
-    """Fields of the chat completion, as `weft.endpoints.schemas.chat` has them."""
+    """Fields of the chat completion, as `weft.endpoints.schemas.chat` has them. In JSON they stand in the node."""
 
     def visit(self, visit: Visit) -> GraphNode:
         """Visit `prompt`, a text, or of each message `chat`, a name, and `content`, a text."""
@@ -152,13 +185,15 @@ class ListNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="li
 class FunctionNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="function"):
     """A call of a registered function or of a built-in one. Or Python `source`, which servers of Weft run."""
 
+    ONE_OF: ClassVar[tuple[str, ...]] = ("name", "source")
+
     name: Annotated[str, Meta(description="A registered function, `join` or `split`.")] | None = None
     source: Annotated[str, Meta(description="Python with `async def main(args)`; servers of Weft run it.")] | None = (
         None
     )
-    args: dict[str, Values] = {}
+    args: dict[Name, Values] = {}
     pure: Annotated[bool, Meta(description="Equal arguments give equal results, and nothing else happens.")] = False
-    retries: Annotated[int, Meta(ge=0, le=100)] = 0
+    retries: Annotated[int, Meta(ge=0, le=100, description="Further tries after it raised.")] = 0
 
     def visit(self, visit: Visit) -> GraphNode:
         """Visit the arguments, `args.NAME`, each as values."""
@@ -191,13 +226,18 @@ class ExternalNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag
 class PickNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="pick"):
     """A part or a form of one value: exactly one of the fields beside `of`, and `max_items` with `slice`."""
 
+    ONE_OF: ClassVar[tuple[str, ...]] = ("field", "regex", "strip", "split", "slice", "matches")
+
     of: Named
     field: (
         Annotated[str, Meta(description="A field of an object, or a number for an item of a list. A text is JSON.")]
         | None
     ) = None
     regex: Annotated[str, Meta(description="The first match, or its first group.")] | None = None
-    strip: Annotated[bool, Meta(description="true: without white space at both ends.")] | None = None
+    strip: (
+        Annotated[bool, Meta(description="true: without white space at both ends.", extra_json_schema={"const": True})]
+        | None
+    ) = None
     split: Annotated[str, Meta(min_length=1, description="A separator: the parts between, as a list.")] | None = None
     slice: (
         Annotated[tuple[int | None, int | None], Meta(description="From, to (exclusive); negative: from the end.")]
@@ -209,8 +249,6 @@ class PickNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="pi
         | None
     ) = None
 
-    WAYS: ClassVar[tuple[str, ...]] = ("field", "regex", "strip", "split", "slice", "matches")
-
     def visit(self, visit: Visit) -> GraphNode:
         """Visit `of`, a name."""
         return replace(self, of=visit("of", "name", self.of))
@@ -218,21 +256,21 @@ class PickNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="pi
     @property
     def way(self) -> str:
         """Which of the fields is given; empty where there is none, which the check refuses."""
-        return next((name for name in self.WAYS if getattr(self, name) is not None), "")
+        return next((name for name in self.ONE_OF if getattr(self, name) is not None), "")
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True):
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A graph inside a node. Names resolve to its nodes, then to what the node binds, then outwards."""
 
-    nodes: tuple[AnyNode, ...]
-    outputs: dict[str, Named]
+    nodes: Annotated[tuple[AnyNode, ...], Meta(description="In any order.")]
+    outputs: Outputs
 
 
 class MapNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="map"):
     """A body for each item of a list. Each output is the list of the items' values."""
 
     over: Named
-    item: Annotated[str, Meta(description="The name of the item in the body.")]
+    item: Annotated[Name, Meta(description="The name of the item in the body.")]
     body: Body
     max_items: Annotated[int, Meta(ge=1, le=MAX_ITEMS, description="A longer list is an error of its row.")] = MAX_ITEMS
 
@@ -283,10 +321,14 @@ class SwitchNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="
 class LoopNode(GraphNode, frozen=True, kw_only=True, omit_defaults=True, tag="loop"):
     """A body, again and again: its outputs are the next round's values, and the last ones are the node's."""
 
-    init: Annotated[dict[str, Named], Meta(description="Name in the body -> the first round's value.")]
+    init: Annotated[
+        dict[Name, Named],
+        Meta(description="Name in the body -> the first round's value.", extra_json_schema={"minProperties": 1}),
+    ]
     body: Body
     until: (
-        Annotated[str, Meta(description="A value of the body, looked at after each round: true ends the loop.")] | None
+        Annotated[Named, Meta(description="A value of the body, looked at after each round: true ends the loop.")]
+        | None
     ) = None
     max_rounds: Annotated[int, Meta(ge=1, le=ROUNDS_LIMIT, description="Rounds at most; without `until`, exactly.")] = (
         MAX_ROUNDS
@@ -330,14 +372,15 @@ AnyNode = (
 NODES: dict[str, type[GraphNode]] = {str(kind.__struct_config__.tag): kind for kind in AnyNode.__args__}
 
 
-class WorkflowGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """A workflow for one row of inputs. `canonical` gives the one order of `nodes` that does not depend on how the
-    graph was written."""
+class WorkflowGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A workflow for one row of inputs."""
 
-    inputs: tuple[str, ...]
-    nodes: tuple[AnyNode, ...]
-    outputs: dict[str, Named]
     version: Literal[1] = 1
+    """In JSON it is required."""
+    inputs: Annotated[tuple[Name, ...], Meta(description="Columns of the rows.")] = ()
+    nodes: Annotated[tuple[AnyNode, ...], Meta(description="In any order.")]
+    """`canonical` gives the one order that does not depend on how the graph was written."""
+    outputs: Outputs
 
 
 class Use(msgspec.Struct, frozen=True):

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+REFERENCE = rf"{NAME}(?:\.{NAME})*"
 MAX_NAME_CHARS = 64
 _NAME = re.compile(NAME)
-_REFERENCE = re.compile(rf"{NAME}(?:\.{NAME})*")
-_PLACEHOLDER = re.compile(rf"\{{\{{[ \t]*({NAME}(?:\.{NAME})*)[ \t]*\}}\}}")
+_REFERENCE = re.compile(REFERENCE)
+_PLACEHOLDER = re.compile(rf"\{{\{{[ \t]*({REFERENCE})[ \t]*\}}\}}")
 """Without the backslashes before it: a pattern that begins with any number of them takes the square of that number."""
 MAX_KEPT_CHARS = 16_384
 """Longer templates are parsed each time, so that what is kept has bounded memory."""

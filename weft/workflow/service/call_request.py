@@ -109,9 +109,9 @@ def _input(placeholder: CallPlaceholder, variable_of: Callable[[str], Variable])
 
 def _transformed(value: Variable, transforms: Sequence[Json], name: str) -> Variable:
     for way in transforms:
-        if len(way) != 1 or not set(way) <= set(PickNode.WAYS):
+        if len(way) != 1 or not set(way) <= set(PickNode.ONE_OF):
             raise InvalidRequest(
-                f"A transform of {name} has one of {', '.join(PickNode.WAYS)}; given: {', '.join(way) or 'none'}.",
+                f"A transform of {name} has one of {', '.join(PickNode.ONE_OF)}; given: {', '.join(way) or 'none'}.",
                 "placeholders",
             )
         value = picked(value, **way)
