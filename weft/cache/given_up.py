@@ -5,8 +5,9 @@ number of the namespace. Sums of prefixes that grow token by token are running s
 computed at once, and only when a run is first given up. Two prefixes have the same number with a probability of about
 2^-64, and then a count is wrong, never a token.
 
-Bounded: at least the last `capacity` prefixes are remembered, and at most twice as many. What was forgotten counts as
-computed for the first time. Owned by `weft.cache.tiers`; asked by the manager.
+Bounded: `capacity` prefixes are remembered. Beyond that, the tenant that has most loses its oldest ones (`FairFifo`).
+What was forgotten counts as computed for the first time. Owned by `weft.cache.tiers`; asked by
+`weft.sched.closed_waits`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 
 import numpy as np
 
+from weft.cache.fair_fifo import FairFifo
 from weft.cache.nodes import Node
 from weft.core.step import U64
 
@@ -25,7 +27,7 @@ MIN_CAPACITY = 1024
 PER_PAGE = 4
 """Prefixes that are remembered for each page of the pools."""
 MAX_NEW = 256
-"""Runs that are given up before their numbers are entered into the sets."""
+"""Runs that are given up before their numbers are entered."""
 
 
 def namespace_number(namespace: str) -> int:
@@ -54,51 +56,50 @@ class GivenUpPrefixes:
     def __init__(self, page_size: int, capacity: int):
         self.capacity = max(capacity, MIN_CAPACITY)
         self._page_size = page_size
-        self._new: list[U64] = []
-        """Not entered yet: entering many at once is cheap, and nothing asks between most of them."""
-        self._recent: set[int] = set()
-        self._older: set[int] = set()
+        self._new: list[tuple[str, U64]] = []
+        """(tenant, numbers) not entered yet: entering many at once is cheap, and nothing asks between most of them."""
+        self._numbers = FairFifo[int](self.capacity)
 
     def __bool__(self) -> bool:
         """Whether anything was given up."""
-        return bool(self._new or self._recent or self._older)
+        return bool(self._new or self._numbers.total)
 
     def __len__(self) -> int:
         self._enter()
-        return len(self._recent | self._older)
+        return self._numbers.total
 
     def add(self, node: Node, keep: int) -> None:
         """The pages of `node` past the first `keep` are being given up."""
-        self._new.append(_page_numbers(node, self._page_size)[keep:])
+        self._new.append((node.owner, _page_numbers(node, self._page_size)[keep:]))
         if len(self._new) >= MAX_NEW:
             self._enter()
 
-    def extent(self, numbers: U64, found: int) -> int:
-        """How far the KV of tokens had existed, of which the first `found` have it now: at least `found`.
+    def extent(self, tenant: str, numbers: U64, found: int) -> int:
+        """How far the KV of tokens in a namespace of a tenant had existed, of which the first `found` have it now: at
+        least `found`.
 
         `numbers` [n + 1] are those of their prefixes, the empty one included. Gaps end it: pages are given up from the
         end of a run.
         """
         self._enter()
+        known = self._numbers.of(tenant)
         size = self._page_size
         page = found // size
         for number in numbers[(page + 1) * size :: size].tolist():
-            if number not in self._recent and number not in self._older:
+            if number not in known:
                 break
             page += 1
         end = max(found, page * size)
         tails = numbers[end + 1 : (page + 1) * size].tolist()
         for count in range(len(tails), 0, -1):
-            if tails[count - 1] in self._recent or tails[count - 1] in self._older:
+            if tails[count - 1] in known:
                 return end + count
         return end
 
     def _enter(self) -> None:
         new, self._new = self._new, []
-        for numbers in new:
-            self._recent.update(numbers.tolist())
-            if len(self._recent) >= self.capacity:
-                self._older, self._recent = self._recent, set()
+        for tenant, numbers in new:
+            self._numbers.add(tenant, numbers.tolist())
 
 
 def _page_numbers(node: Node, page_size: int) -> U64:

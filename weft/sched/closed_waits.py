@@ -66,7 +66,7 @@ class ClosedWaits:
             return
         numbers = self._cache.prefix_numbers(sequence.table, tokens)
         if given_up:
-            sequence.high_water = given_up.extent(numbers, num_found)
+            sequence.high_water = given_up.extent(sequence.table.tree.root.owner, numbers, num_found)
         turn = self._turns.find(tokens, numbers)
         if turn is not None:
             sequence.first_different = turn.first_different
