@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
 from weft.cache.given_up import namespace_number, prefix_numbers
 from weft.cache.nodes import Wait
+from weft.cache.radix import common_tokens
 from weft.core.ids import pack_tokens
 from weft.core.step import U64
-from weft.sched.finished_turns import MAX_TAIL, MAX_TURNS, FinishedTurns
+from weft.sched.finished_turns import MAX_TAIL, MAX_TURNS, FinishedTurns, _common_end, _num_opening
 
 SYSTEM = list(range(100, 140))
 END = [3]
@@ -23,9 +26,10 @@ def numbers(tokens: list[int], namespace: str = "") -> U64:
     return np.concatenate((np.array([base], np.uint64), prefix_numbers(pack_tokens(tokens), 0, base)))
 
 
-def add(turns: FinishedTurns, prompt: list[int], answer: list[int], namespace: str = "") -> list[int]:
+def add(turns: FinishedTurns, prompt: list[int], answer: list[int], namespace: str = "", seq: int = 0) -> list[int]:
+    """A turn in a namespace, which is that of the tenant of its name."""
     tokens = prompt + answer
-    wait = Wait(0, "", "chat", 0.0, is_open=False, num_tokens=len(tokens))
+    wait = Wait(seq, namespace, "chat", 0.0, is_open=False, num_tokens=len(tokens))
     turns.add(wait, pack_tokens(tokens), len(prompt), numbers(prompt, namespace), END)
     return tokens
 
@@ -132,3 +136,66 @@ def test_a_continued_turn_says_what_waited_and_how_much_of_it_is_left() -> None:
     ):
         found = turns.find(pack_tokens(tokens), numbers(tokens))
         assert (None if found is None else (found.wait.kind, *found[1:])) == expected
+
+
+def test_of_all_turns_with_the_same_prompt_the_one_that_is_continued_is_found() -> None:
+    turns = FinishedTurns()
+    choices = [add(turns, SYSTEM + OPEN, [7, number, 9, 9], seq=number) for number in range(128)]
+    for number, choice in enumerate(choices):
+        found = turns.find(pack_tokens([*choice, *END]), numbers([*choice, *END]))
+        assert found is not None
+        assert (found.wait.seq, found.first_different) == (number, None)
+        assert ask(turns, [*choice[:-1], 50]) == len(choice) - 1
+    found = turns.find(pack_tokens([*SYSTEM, *OPEN, 7, 999]), numbers([*SYSTEM, *OPEN, 7, 999]))
+    assert found is not None
+    assert (found.wait.seq, found.first_different) == (127, 44), "of several that differ there, the newest"
+
+
+def test_turns_of_one_tenant_do_not_push_out_those_of_another() -> None:
+    turns = FinishedTurns()
+    turn = add(turns, SYSTEM + OPEN, [7, 8, 9], "quiet")
+    for number in range(MAX_TURNS + 10):
+        add(turns, [number // 3, 5], [7, 8], "loud")
+    assert ask(turns, [*turn[:-1], 1], "quiet") == len(turn) - 1
+    assert ask(turns, [2, 5, 7, 1], "loud") is None, "its oldest are forgotten"
+    assert ask(turns, [4, 5, 7, 1], "loud") == 3
+    for number in range(MAX_TURNS + 10):
+        add(turns, [5], [7], str(number))
+    assert ask(turns, [*turn[:-1], 1], "quiet") is None, "many tenants with one turn each"
+    assert len(turns._by_prompt) == len(turns._slots) == MAX_TURNS, "nothing is left of those that were forgotten"
+
+
+def plain_find(turns: list[tuple[list[int], list[int]]], tokens: list[int]) -> tuple[int, int | None] | None:
+    """(turn, first token that differs from it) for a request, by comparison with every turn."""
+    found = [(-1, False, False, 0)]
+    for number, (prompt, answer) in enumerate(turns):
+        start = len(prompt) - _num_opening(pack_tokens(prompt), END)
+        if tokens[:start] == prompt[:start]:
+            tail, opening = (prompt + answer)[start:], prompt[start:]
+            common = common_tokens(pack_tokens(tail), pack_tokens(tokens[start:]))
+            least = len(opening) - _common_end(pack_tokens(opening), pack_tokens(tokens))
+            found.append((start + common, common == len(tail), common >= least, number))
+    end, is_whole, is_continued, number = max(found)
+    if not is_continued or end == len(tokens):
+        return None
+    return number, None if is_whole else end
+
+
+def test_a_turn_is_found_as_by_comparison_with_every_one() -> None:
+    rng = random.Random(1)
+    count = 0
+    for _ in range(200):
+        turns, known = FinishedTurns(), list[tuple[list[int], list[int]]]()
+        texts: list[list[int]] = [[]]
+        for _ in range(rng.randrange(1, 60)):
+            prompt = [*rng.choice(texts), *(rng.randrange(1, 5) for _ in range(rng.randrange(1, 6)))]
+            prompt += OPEN if rng.random() < 0.6 else []
+            answer = [rng.randrange(1, 5) for _ in range(rng.randrange(1, 5))]
+            texts += [prompt, add(turns, prompt, answer, seq=len(known))]
+            known.append((prompt, answer))
+        for _ in range(10):
+            tokens = [*rng.choice(texts[1:]), *(rng.randrange(1, 5) for _ in range(rng.randrange(6)))]
+            found = turns.find(pack_tokens(tokens), numbers(tokens))
+            assert (None if found is None else (found.wait.seq, found.first_different)) == plain_find(known, tokens)
+            count += found is not None
+    assert count > 1000

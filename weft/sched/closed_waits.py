@@ -69,7 +69,9 @@ class ClosedWaits:
             sequence.high_water = given_up.extent(sequence.table.tree.root.owner, numbers, num_found)
         turn = self._turns.find(tokens, numbers)
         if turn is not None:
-            sequence.first_different = turn.first_different
+            first = turn.first_different
+            # KV behind that token is of a sequence that is not known as a turn, such as one that still runs.
+            sequence.first_different = first if first is not None and first >= num_found else None
             sequence.sources.continued = max(sequence.sources.continued, turn.num_tokens)
             if not turn.wait.has_ended and turn.wait.tenant == sequence.tenant:
                 self._end(turn.wait, sequence, arrival_s)

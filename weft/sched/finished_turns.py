@@ -12,16 +12,20 @@ the template that open the answer, behind the token that ends the message before
 too (an opened block of reasoning): as many of them, at most `MAX_OPENING`, as the request ends with too. Without such a
 token the request must have the whole prompt.
 
-Bounded: the last `MAX_TURNS` turns, of each its last tokens, at most `MAX_TAIL`. Owned by `ClosedWaits`.
+Bounded: `MAX_TURNS` turns, of each its last tokens, at most `MAX_TAIL`. Beyond that, the tenant that has most loses its
+oldest one (`FairFifo`). Owned by `ClosedWaits`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
+from weft.cache.fair_fifo import FairFifo
 from weft.cache.nodes import Wait
 from weft.cache.radix import common_tokens
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
@@ -30,16 +34,28 @@ from weft.core.step import U64
 MAX_TURNS = 4096
 MAX_TAIL = 2048
 MAX_OPENING = 16
-MAX_COMPARED = 32
-"""Turns with the same prompt that a request is compared with, the newest ones."""
+MAX_PROMPTS = 32
+"""Prompts to whose turns a request is compared: those with which it has most in common. All turns of each are."""
+_NOWHERE = np.iinfo(np.int64).max
+"""Ends of a slot without a prompt."""
+_AFTER = b"\xff" * TOKEN_BYTES
+"""Sorts behind all tokens, which are not negative."""
 
 
 class _Turn(NamedTuple):
-    wait: Wait
     tail: bytes
     """Its tokens from the opening of its answer on."""
+    number: int
+    """Grows from turn to turn."""
     opening: bytes
     """The last tokens of its prompt, with which `tail` begins."""
+    slot: int
+    """Of its prompt."""
+    wait: Wait
+
+
+_TAIL = attrgetter("tail")
+_NUMBER = attrgetter("number")
 
 
 class ContinuedTurn(NamedTuple):
@@ -55,19 +71,25 @@ class ContinuedTurn(NamedTuple):
 
 
 class FinishedTurns:
-    """The last turns that ended, by the number of the tokens before their answer."""
+    """The last turns that ended, by their prompts."""
 
     def __init__(self) -> None:
-        self._turns: list[_Turn] = []
-        self._starts = np.zeros(MAX_TURNS, np.int64)
-        """[MAX_TURNS] tokens before `tail`."""
-        self._numbers = np.zeros(MAX_TURNS, np.uint64)
-        """[MAX_TURNS] number of the prefix of those tokens (`weft.cache.given_up`)."""
+        self._turns = FairFifo[_Turn](MAX_TURNS)
+        self._by_prompt: dict[int, list[_Turn]] = {}
+        """By slot of their prompt, sorted by their tails."""
+        self._slots: dict[int, int] = {}
+        """By number of the prompt."""
+        self._free = list(range(MAX_TURNS, -1, -1))
+        """Slots that no prompt has: one is left for the turn that is added before another one goes for it."""
+        self._ends = np.full((3, MAX_TURNS + 1), _NOWHERE, np.int64)
+        """[3, slots] tokens before the tails, of the prompt, and up to the end of the longest tail that there was."""
+        self._numbers = np.zeros((2, MAX_TURNS + 1), np.uint64)
+        """[2, slots] numbers of the prefixes (`weft.cache.given_up`) that end before the tails, and with the prompt."""
         self._next = 0
-        """Place of the next turn, and of the oldest one where there are `MAX_TURNS`."""
+        """Number of the next turn."""
 
     def __bool__(self) -> bool:
-        return bool(self._turns)
+        return self._turns.total > 0
 
     def add(self, wait: Wait, tokens: bytes, num_prompt: int, numbers: U64, ends: Collection[int] = ()) -> None:
         """A turn has ended with these tokens, the first `num_prompt` of which were its prompt, and waits for its
@@ -75,37 +97,74 @@ class FinishedTurns:
         are the tokens that end a message."""
         start = num_prompt - _num_opening(tokens[: num_prompt * TOKEN_BYTES], ends)
         first, opened, last = (place * TOKEN_BYTES for place in (start, num_prompt, start + MAX_TAIL))
-        turn = _Turn(wait, tokens[first:last], tokens[first:opened])
-        place = self._next
-        if place == len(self._turns):
-            self._turns.append(turn)
-        else:
-            self._turns[place] = turn
-        self._starts[place], self._numbers[place] = start, numbers[start]
-        self._next = (place + 1) % MAX_TURNS
+        prompt = int(numbers[num_prompt])
+        slot = self._slots.get(prompt)
+        if slot is None:
+            slot = self._slots[prompt] = self._free.pop()
+            self._by_prompt[slot] = []
+            self._ends[:, slot] = start, num_prompt, start
+            self._numbers[:, slot] = numbers[start], prompt
+        turn = _Turn(tokens[first:last], self._next, tokens[first:opened], slot, wait)
+        insort(self._by_prompt[slot], turn, key=_TAIL)
+        self._ends[2, slot] = max(self._ends[2, slot], start + len(turn.tail) // TOKEN_BYTES)
+        self._next += 1
+        for lost in self._turns.add(wait.tenant, [turn]):
+            self._forget(lost)
 
     def find(self, tokens: bytes, numbers: U64) -> ContinuedTurn | None:
         """The finished turn that a request with these tokens continues; None: there is none. `numbers` [n + 1] are
         those of the prefixes of `tokens`."""
-        count = len(self._turns)
-        starts = np.minimum(self._starts[:count], len(numbers) - 1)
-        alike = np.flatnonzero((numbers[starts] == self._numbers[:count]) & (starts == self._starts[:count]))
+        ends = np.minimum(self._ends[:2], len(numbers) - 1)
+        has_start, has_prompt = (numbers[ends] == self._numbers) & (ends == self._ends[:2])
+        alike = np.flatnonzero(has_start)
         if not len(alike):
             return None
-        newest_first = np.sort((self._next - 1 - alike) % MAX_TURNS)[:MAX_COMPARED]
-        best = (-1, False, False, 0)
-        """(tokens in common, whether that is all of the turn, whether it is the turn up to its answer, its place)."""
-        for place in ((self._next - 1 - newest_first) % MAX_TURNS).tolist():
-            turn, start = self._turns[place], int(self._starts[place])
-            end = start + common_tokens(turn.tail, tokens[start * TOKEN_BYTES :])
-            is_whole = end == start + len(turn.tail) // TOKEN_BYTES
-            least = start + len(turn.opening) // TOKEN_BYTES - _common_end(turn.opening, tokens)
-            best = max(best, (end, is_whole, end >= least, place))
-        end, is_whole, is_continued, place = best
+        starts, _, lasts = self._ends[:, alike]
+        # The request has all tokens before the longest of these starts, so turns that end there or later are enough.
+        alike = alike[lasts >= starts.max()]
+        if len(alike) > MAX_PROMPTS:
+            shared = 2 * self._ends[0, alike] + has_prompt[alike]
+            alike = alike[np.argpartition(shared, -MAX_PROMPTS)[-MAX_PROMPTS:]]
+        found: list[tuple[int, bool, bool, int, Wait]] = []
+        """(tokens in common, whether that is all of the turn, whether it is the turn up to its answer, its number and
+        wait)."""
+        for slot, start in zip(alike.tolist(), self._ends[0, alike].tolist(), strict=True):
+            tail = tokens[start * TOKEN_BYTES : (start + MAX_TAIL) * TOKEN_BYTES]
+            turn, common = _closest(self._by_prompt[slot], tail)
+            is_whole = common * TOKEN_BYTES == len(turn.tail)
+            least = len(turn.opening) // TOKEN_BYTES
+            is_continued = common >= least or common >= least - _common_end(turn.opening, tokens)
+            found.append((start + common, is_whole, is_continued, turn.number, turn.wait))
+        end, is_whole, is_continued, _, wait = max(found)
         if not is_continued or end == len(tokens) // TOKEN_BYTES:
             return None
-        wait = self._turns[place].wait
         return ContinuedTurn(wait, None if is_whole else end, wait.num_tokens if is_whole else end)
+
+    def _forget(self, turn: _Turn) -> None:
+        slot = turn.slot
+        turns = self._by_prompt[slot]
+        del turns[turns.index(turn, bisect_left(turns, turn.tail, key=_TAIL))]
+        if not turns:
+            del self._by_prompt[slot], self._slots[int(self._numbers[1, slot])]
+            self._ends[:, slot] = _NOWHERE
+            self._free.append(slot)
+
+
+def _closest(turns: list[_Turn], tokens: bytes) -> tuple[_Turn, int]:
+    """Of turns with the same prompt, sorted by their tails, the one that has most first tokens in common with `tokens`,
+    and how many: if several have, one that `tokens` has whole, or else the newest."""
+    # Among sorted tails, the one before the place of `tokens` or the one after it has most in common with them.
+    place = bisect_left(turns, tokens, key=_TAIL)
+    before, after = turns[max(place - 1, 0)], turns[min(place, len(turns) - 1)]
+    common = common_tokens(before.tail, tokens)
+    if after is not before:
+        common = max(common, common_tokens(after.tail, tokens))
+    prefix = tokens[: common * TOKEN_BYTES]
+    first = bisect_right(turns, prefix, key=_TAIL)
+    if first and turns[first - 1].tail == prefix:
+        return turns[first - 1], common
+    last = bisect_left(turns, prefix + _AFTER, first, key=_TAIL)
+    return max(turns[first:last], key=_NUMBER), common
 
 
 def _num_opening(prompt: bytes, ends: Collection[int]) -> int:

@@ -82,7 +82,7 @@ class OperationUsage(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens that were computed although their KV had existed: it was given up."""
     first_different_token: int | None = None
     """Where the sequence continues a finished turn, the first of its tokens that differs from that turn's; None: it has
-    the whole turn, or continues none."""
+    the whole turn, continues none, or KV behind that token was found."""
     num_continued_tokens: int = 0
     """Of the cached ones, those of what the sequence goes on from: of the prompt and the answer of the finished turn
     that it continues, or of its own and its parent's KV. Those behind it, and of prefixes that are merely alike, are

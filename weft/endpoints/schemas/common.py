@@ -250,8 +250,8 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
             int,
             Meta(
                 description="Where the prompt continues a finished turn, the index of the first token that differs "
-                "from that turn's: no KV of that turn after it is found, but that of another one with the same tokens "
-                "may be. null: the prompt has the whole turn or continues none, or the request has several prompts."
+                "from that turn's: no KV from there on is found. null: the prompt has the whole turn, continues none, "
+                "or shares later tokens with a request that is not a finished turn, or the request has several prompts."
             ),
         ]
         | None
