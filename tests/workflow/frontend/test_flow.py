@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import subprocess
 import sys
 from collections import namedtuple
@@ -197,6 +199,21 @@ def test_an_inner_name_does_not_hide_an_outer_one() -> None:
         (lambda q: list(q), "ops.map"),
         (lambda q: int(q), "ops.function"),
         (lambda q: f"{q:>10}", "ops.function"),
+        (lambda q: q * 2, "ops.function"),
+        (lambda q: "-" * q, "ops.function"),
+        (lambda q: q + 1, "ops.function"),
+        (lambda q: 1 + q, "ops.function"),
+        (lambda q: q + {"x": 1}, "ops.function"),
+        (lambda q: sum([q, q]), "ops.join"),
+        (lambda q: q - q, "ops.function"),
+        (lambda q: -q, "ops.function"),
+        (lambda q: q**2 % 3, "ops.function"),
+        (lambda q: divmod(7, q), "ops.function"),
+        (lambda q: round(q, 1), "ops.function"),
+        (lambda q: list(reversed(q)), "ops.function"),
+        (lambda q: ",".join([q]), r"test_flow.py:\d+: sequence item 0.*ops.join"),
+        (lambda q: json.dumps({"a": q}), r"test_flow.py:\d+: Object of type Variable.*ops.function"),
+        (lambda q: ops.map(lambda item: re.sub("a", "b", item), q), r"test_flow.py:\d+: expected string.*ops.function"),
         (lambda q: f"{q.split(',')}", "ops.join"),
     ],
 )
@@ -221,6 +238,8 @@ def test_what_needs_a_value_now_names_the_operator(wrong: Callable[[Any], Any], 
             lambda q: ops.llm([{"role": "uzer", "content": "x"}]),
             "Invalid enum value 'uzer'; there are system, ",
         ),
+        (lambda q: ops.loop(lambda a: a, q, until=True), r"until is a function of .*, and True is none"),
+        (lambda q: ops.loop(lambda a: a, q, until=q), "until is a function of .*, and <variable :q: any> is none"),
         (lambda q: ops.loop(lambda a: a, q, at_limit="go"), "Invalid enum value 'go'; there are fail, stop - at"),
         (
             lambda q: ops.function(len, object()),

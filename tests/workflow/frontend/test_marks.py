@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,8 @@ from tests.workflow.shapes import graph, llm, text
 from weft import ops
 from weft.workflow.frontend.marks import NeedsValueError
 from weft.workflow.frontend.trace import FlowError
+from weft.workflow.graph import InvalidGraph
+from weft.workflow.graph.templates import parse_template
 
 
 @pytest.mark.parametrize(
@@ -39,6 +43,79 @@ def test_a_variable_is_its_value_whatever_stands_before_it(write: Callable[[Any]
 def test_texts_that_look_like_marks_are_texts() -> None:
     for written in ("the variable :ref: `x`", "{{:}} {{:1:}} {{ :q: }}", "<variable q: text>"):
         same(lambda q, written=written: {"out": ops.text(written)}, graph(text("t", written)))
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["{{", ":}}", "{{:q:}}", "{{ :q:", "weftmark", "[\\uFDD0-\\uFDEF]", "\\ufd", "\ufdd0\ufdef\ue000\U0010fffd"],
+)
+def test_no_text_of_the_user_is_a_mark(written: str) -> None:
+    same(lambda q: {"out": ops.text(f"{written}{q}{written}")}, graph(text("t", f"{written}{{{{q}}}}{written}")))
+    same(lambda q: {"out": ops.data({"x": written})}, graph({"id": "d", "op": "data", "value": {"x": written}}))
+
+
+@pytest.mark.parametrize(
+    "escape",
+    [
+        lambda text: f"{[text]}",
+        lambda text: json.dumps(json.dumps(text)),
+        lambda text: json.dumps(text).replace("\\ufd", "\\uFD"),
+        lambda text: json.dumps(f"\\{text}\\{text}"),
+    ],
+)
+def test_an_escaped_variable_is_its_value(escape: Callable[[str], str]) -> None:
+    made = traced(lambda q, other: {"out": ops.text(escape(f"{q} {other}"))}).graph.nodes[0]
+    template = parse_template(made.template)  # type: ignore[union-attr]
+    assert template.fill(str) == escape("q other").replace("\\uFD", "\\ufd")
+
+
+def _part(start: int | None, end: int | None) -> Callable[[str], str]:
+    return lambda text: text[start:end]
+
+
+CUTS: dict[str, Callable[[str], str]] = {
+    **{f"[:{end}]": _part(None, end) for end in range(len("Sum up: ") + 1, len("Sum up: ") + 20)},
+    **{f"[{start}:]": _part(start, None) for start in range(len("Sum up: ") + 1, len("Sum up: ") + 20)},
+    "[:4000]": lambda text: text[:4000].strip().lower(),
+    "[12:14]": _part(12, 14),
+    "[20:22]": _part(20, 22),
+    "upper": str.upper,
+    "lower": str.lower,
+    "title": str.title,
+    "capitalize": str.capitalize,
+    "swapcase": str.swapcase,
+    "replace": lambda text: text.replace("T", "t"),
+    "ascii": lambda text: text.encode("ascii", "ignore").decode(),
+    "words": lambda text: re.sub(r"[^a-zA-Z ]", "", text),
+    "fill": lambda text: textwrap.fill(text, 15),
+    "spaced": " ".join,
+    "shortened JSON": lambda text: json.dumps(text)[:30],
+    "upper JSON": lambda text: json.dumps(text).upper(),
+    "lower JSON": lambda text: json.dumps(text).lower(),
+    "two pieces": lambda text: text[:20] + text[23:],
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_piece_of_a_variable_is_no_text(cut: str) -> None:
+    for use in (ops.text, ops.llm, ops.data, lambda made: ops.list({"a": made}), two, lambda made: made):
+
+        def flow(q: Any, use: Callable[[Any], Any] = use) -> Any:
+            return use(CUTS[cut](f"Sum up: {ops.text(q, name='document')}. {ops.text(q, name='d')}"))
+
+        with pytest.raises(NeedsValueError, match=r"test_marks\.py:\d+: .*use value\[:20\],.*ops\.function"):
+            _ = traced(lambda q: flow(q)).graph
+
+
+def test_messages_show_variables_in_braces() -> None:
+    for wrong, message in (
+        (lambda q: ops.join(f"{q}"), "not the text '{q}'"),
+        (lambda q: ops.loop(lambda a: a, q, at_limit=f"{q}"), "value '{q}'; there are"),
+        (lambda q: {f"{q}": q}, "'{q}' is not a name"),
+        (lambda q: ops.llm(f"{q}", stop=f"{q}"), r"llm.stop: q is"),
+    ):
+        with pytest.raises((FlowError, InvalidGraph), match=re.escape(message)):
+            _ = traced(wrong).graph
 
 
 def test_a_backslash_before_an_argument_of_a_semantic_function() -> None:

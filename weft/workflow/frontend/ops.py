@@ -15,6 +15,7 @@ from typing import Any
 from weft.abi.errors import InvalidRequest, Unsupported
 from weft.tokenizers.messages import content_text
 from weft.workflow.frontend.json_values import NotJson, as_json
+from weft.workflow.frontend.marks import readable
 from weft.workflow.frontend.schemas import schema_of
 from weft.workflow.frontend.trace import FlowError, FlowTrace, current_trace, tracing
 from weft.workflow.frontend.variable import ChatSoFar, Variable, output_of, reference_in, type_in
@@ -134,7 +135,7 @@ def list(*values: Any, name: str | None = None) -> Variable:
 def join(values: Variable | Sequence[Any], separator: object = JOIN_SEPARATOR, *, name: str | None = None) -> Variable:
     """The texts of a list, one after the other, with `separator` between them."""
     if isinstance(values, str):
-        raise FlowError(f"ops.join takes a list, not the text {values!r:.60}")
+        raise FlowError(f"ops.join takes a list, not the text {readable(values)!r:.60}")
     whole = values if isinstance(values, Variable) else list(*values)
     args = {"of": str_alone(whole), "separator": _values(separator)}
     return current_trace().add(FunctionNode, "join", {"name": "join", "args": args}, name=name)
@@ -316,6 +317,11 @@ def loop(
     after so many, or goes on with the last values if `at_limit` is "stop"."""
     trace = current_trace()
     _check_body("loop", "body, init", body)
+    if until is not None and not callable(until):
+        raise FlowError(
+            f"ops.loop(body, init, until): until is a function of what the body returns, such as lambda draft: "
+            f"draft.matches('done'), and {until!r:.60} is none; without until there are max_rounds rounds"
+        )
     first = init if isinstance(init, tuple) else (init,)
     first = tuple(trace.lift(value) for value in first)
     inside = FlowTrace(trace)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
@@ -14,7 +16,7 @@ import msgspec
 
 from weft.endpoints.fields import with_allowed
 from weft.workflow.frontend.json_values import NotJson, as_json
-from weft.workflow.frontend.marks import NeedsValueError, has_mark, marked_in, templated
+from weft.workflow.frontend.marks import NeedsValueError, has_mark, marked_in, readable, templated
 from weft.workflow.frontend.variable import Values, Variable, reference_in, trace_in
 from weft.workflow.function_args import name_of
 from weft.workflow.graph.names import NameTable
@@ -36,11 +38,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _WORKFLOW = str(Path(__file__).parents[1])
+_VARIABLE = re.compile(r"\bVariable\b")
+_NO_VALUE = (
+    "it takes a value, and a variable has none before the run: use ops.join for the texts of a list, and "
+    "ops.function(f, value) for a function of Python"
+)
 _current: ContextVar[FlowTrace | None] = ContextVar("trace", default=None)
 
 
 class FlowError(ValueError):
     """A flow that cannot be traced; the message says what to write instead."""
+
+    def __init__(self, message: str):
+        super().__init__(readable(message))
 
 
 class _Names(NameTable):
@@ -146,7 +156,12 @@ class FlowTrace:
         name: one is `value` unless `names` says otherwise, a named tuple and a mapping have names of their own, and
         those of a tuple are numbered. Raises `FlowError` for a result that is none of these."""
         with tracing(self):
-            result = function(*args, **(named or {}))
+            try:
+                result = function(*args, **(named or {}))
+            except TypeError as error:
+                if isinstance(error, NeedsValueError) or _VARIABLE.search(str(error)) is None:
+                    raise
+                raise NeedsValueError(f"{_raised_at(error, function)}: {error}: {_NO_VALUE}") from error
             outer, self.names.returned_by = self.names.returned_by, line_of(function)
             try:
                 return self._lifted(result, names)
@@ -155,7 +170,7 @@ class FlowTrace:
 
     def _lifted(self, result: Any, names: tuple[str, ...]) -> dict[str, Variable]:
         if isinstance(result, Mapping):
-            return {str(name): self.lift(value) for name, value in result.items()}
+            return {readable(str(name)): self.lift(value) for name, value in result.items()}
         if isinstance(result, tuple):
             numbered = tuple(f"{DEFAULT_OUTPUT}_{number + 1}" for number in range(len(result)))
             given = names or getattr(result, "_fields", numbered)
@@ -176,7 +191,7 @@ class FlowTrace:
 
 def _converted(node: GraphNode, fields: Mapping[str, Any], line: str) -> GraphNode:
     """The node with its fields checked as those of JSON are, and with templates for the texts of the user's. Raises
-    `FlowError`, and `NeedsValueError` for a text with the `repr` of a variable."""
+    `FlowError`, and `NeedsValueError` for a text with the `repr` of a variable or a piece of a mark."""
     place = f"{line}: {node.op}"
     given = {**fields, **fields.get("request", {})}
     given.pop("request", None)
@@ -197,10 +212,11 @@ def _converted(node: GraphNode, fields: Mapping[str, Any], line: str) -> GraphNo
         raise FlowError(f"{place}{_not_json(given, '') or f': a value is not JSON: {error}'}") from None
     made = made.visit(template)
     if has_mark(msgspec.json.encode(made).decode()):
-        for name, value in given.items():
-            marked = marked_in(str(value))
-            if marked is not None:
-                raise FlowError(f"{place}.{name}: {_same_for_all(marked, name)}")
+        plain: dict[str, Any] = msgspec.to_builtins(made)
+        for name, value in (plain.pop("request", {}) | plain).items():
+            shown = msgspec.json.encode(value).decode()
+            if has_mark(shown):
+                raise _marked(shown, f"{place}.{name}", name)
     return made
 
 
@@ -234,6 +250,14 @@ def _not_json(value: Any, place: str) -> str | None:
         except NotJson as error:
             return f"{place}: {error}"
     return None
+
+
+def _marked(text: str, place: str, field: str) -> Exception:
+    """The error of a field with a variable, or a piece of a mark, that must be the same for all rows."""
+    try:
+        return FlowError(f"{place}: {_same_for_all(marked_in(text), field)}")
+    except NeedsValueError as error:
+        return NeedsValueError(f"{place}: {error}")
 
 
 def _same_for_all(name: str, place: str) -> str:
@@ -281,6 +305,13 @@ def line_of(function: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     name = name_of(function)
     return name if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name}"
+
+
+def _raised_at(error: TypeError, function: Callable[..., Any]) -> str:
+    """File and line of a function's file that an error passed last."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if code and each.filename == code.co_filename]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else line_of(function)
 
 
 def caller_line() -> str:

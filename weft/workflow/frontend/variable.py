@@ -157,10 +157,10 @@ class Variable:
         return repr_mark(self._reference, self._kind.kind)
 
     def __add__(self, other: object) -> str:
-        return f"{self}{other}"
+        return f"{self}{other}" if isinstance(other, (str, Variable)) else _arithmetic()
 
     def __radd__(self, other: object) -> str:
-        return f"{other}{self}"
+        return f"{other}{self}" if isinstance(other, str) else _arithmetic()
 
     # ---- what needs a value now
 
@@ -188,7 +188,29 @@ class Variable:
         _needs("a number", "ops.function(float, value)")
 
     __index__ = __int__
+
+    def __neg__(self) -> NoReturn:
+        _arithmetic()
+
+    __pos__ = __abs__ = __neg__
+
+    def __mul__(self, other: object) -> NoReturn:
+        _arithmetic()
+
+    __rmul__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mul__
+    __mod__ = __divmod__ = __rdivmod__ = __pow__ = __rpow__ = __mul__  # not __rmod__: `"%s" % value` is a text
+
+    def __round__(self, digits: object = None) -> NoReturn:
+        _arithmetic()
+
+    def __reversed__(self) -> NoReturn:
+        _needs("its items", "ops.function")
+
     __hash__ = object.__hash__
+
+
+def _arithmetic() -> NoReturn:
+    _needs("arithmetic", "ops.function(f, value); texts are joined by an f-string, those of a list by ops.join")
 
 
 def _needs(what: str, instead: str) -> NoReturn:
