@@ -116,6 +116,11 @@ REFUSED: dict[type[msgspec.Struct], dict[str, Refusal]] = {
 }
 
 
+def is_field(kind: type[msgspec.Struct], name: str) -> bool:
+    """Whether a request has a field of this name, be it one without an effect or one that is refused."""
+    return name in kind.__struct_fields__ or name in REFUSED.get(kind, {}) or name in ADVISORY
+
+
 def _no_defaults(model: Any) -> Mapping[str, float]:
     return {}
 
@@ -160,27 +165,27 @@ def with_allowed(message: str, kind: Any, path: str) -> str:
     found = [kind]
     for step in _STEP.findall(path):
         found = [inner for option in found for inner in _inside(option, step)]
-    literals = [one for option in found for one in _options(option) if get_origin(one) is Literal]
+    literals = [one for option in found for one in options_of(option) if get_origin(one) is Literal]
     allowed = [str(value) for literal in literals for value in get_args(literal)]
     return f"{message}; there are {', '.join(dict.fromkeys(allowed))}" if allowed else message
 
 
 def _inside(kind: Any, step: str) -> Iterator[Any]:
     """The types of what is at a step within an object of a type: a field, an item or a value."""
-    for option in _options(kind):
+    for option in options_of(kind):
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
             yield from [_hints(option)[step]] if step in _hints(option) else []
         elif step.startswith("[") and get_origin(option) in (dict, list, tuple):
             yield get_args(option)[1 if get_origin(option) is dict else 0]
 
 
-def _options(kind: Any) -> Iterator[Any]:
+def options_of(kind: Any) -> Iterator[Any]:
     """The types that a type is one of."""
     if get_origin(kind) is Annotated:
-        yield from _options(get_args(kind)[0])
+        yield from options_of(get_args(kind)[0])
     elif get_origin(kind) in (types.UnionType, Union):
         for option in get_args(kind):
-            yield from _options(option)
+            yield from options_of(option)
     else:
         yield kind
 
@@ -211,7 +216,7 @@ def _takes_any(kind: msgspec.inspect.Type) -> bool:
 def _with_key(message: str, param: str | None, kept: dict[str, Any], kind: type[msgspec.Struct]) -> str:
     """Add the first invalid key to a message about a field that maps keys to values: msgspec does not name it."""
     name = (param or "").partition("[")[0]
-    hint = next((option for option in _options(_hints(kind).get(name)) if get_origin(option) is dict), None)
+    hint = next((option for option in options_of(_hints(kind).get(name)) if get_origin(option) is dict), None)
     if hint is None or not isinstance(kept.get(name), dict):
         return message
     for key, value in kept[name].items():

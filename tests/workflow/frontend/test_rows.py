@@ -341,6 +341,38 @@ def test_missing_columns_are_named_with_the_nearest() -> None:
     assert mistakes([{}], of("q")) == ["row 0: there is no column 'q'."]
 
 
+CONSTANT = "the flow cannot take the column 'k'"
+NO_COLUMN = "there is no column 'r'"
+NO_LIST = "a column is a list of values"
+UNEQUAL = "the columns have unequal lengths"
+WIDE = "the row has 3 fields, and the header has 2"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"q": ["x"], "s": []}, [UNEQUAL, NO_COLUMN]),
+        ({"q": ["x", b"", "y"], "s": [1, 2]}, [UNEQUAL, NO_COLUMN, "row 1: q: a value of builtins.bytes"]),
+        ({"q": "x", "s": 3}, [f"q: {NO_LIST}", f"s: {NO_LIST}", NO_COLUMN]),
+        ({"q": "x", "s": [1], "k": []}, [f"q: {NO_LIST}", UNEQUAL, NO_COLUMN, CONSTANT]),
+        ({"q": [[]], "k": [1]}, [NO_COLUMN, CONSTANT, "row 0: q: t.template: q is a list"]),
+        ({3: [], "q": [], 4: []}, ["the column 3 has no name", "the column 4 has no name"]),
+        (
+            [{"k": 1}, {"q": b"", "r": 1}],
+            ["row 0: there is no column 'q'", f"row 0: {NO_COLUMN}", CONSTANT, "row 1: q: a value"],
+        ),
+        ("q,s\nx,y\nx,y,z\n1,2,3\n", [NO_COLUMN, f"t.csv:3 and 1 more: {WIDE}"]),
+        ('q,k\nx,y,z\nx"y,"z"w\n', [NO_COLUMN, CONSTANT, f"t.csv:2: {WIDE}", "t.csv:3: "]),
+    ],
+)
+def test_all_mistakes_of_a_table_are_reported_together(tmp_path: Path, source: Any, expected: list[str]) -> None:
+    table = written(tmp_path, "t.csv", source) if isinstance(source, str) else source
+    found = mistakes(table, of("q", "r"), constants=["k"])
+    assert len(found) == len(expected), found
+    for mistake, part in zip(found, expected, strict=True):
+        assert part in mistake
+
+
 def test_names_of_columns_have_no_white_space_around_them(tmp_path: Path) -> None:
     rows = Rows(written(tmp_path, "t.csv", "q , n\na, 1\n"))
     assert rows._source.columns == ("q", "n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +46,8 @@ class RowSource(NamedTuple):
     """Whether the rows can be read once only; a second time raises `InvalidRows`."""
     path: Path | None = None
     """The file that has the rows; None: they are in memory."""
+    mistakes: tuple[Mistake, ...] = ()
+    """Of the table as a whole. Its rows have only what can be read."""
 
 
 def invalid(message: str, place: str = "") -> InvalidRows:
@@ -61,11 +64,16 @@ def to_row(place: str, row: Any) -> SourceRow:
 
 def check_columns(names: Sequence[Any], place: str = "") -> tuple[str, ...]:
     """The names of columns. Raises `InvalidRows` for those that are no texts, or stand twice."""
-    for name in names:
-        if not isinstance(name, str):
-            raise invalid(f"the column {name!r:.60} has no name: names of columns are texts", place)
-        if name and names.count(name) > 1:
-            raise invalid(f"{names.count(name)} columns are called {name!r}", place)
-    if not any(names):
-        raise invalid("there are no columns", place)
+    counts = Counter(names)
+    mistakes = [
+        Mistake(place, f"the column {name!r:.60} has no name: names of columns are texts")
+        if not isinstance(name, str)
+        else Mistake(place, f"{count} columns are called {name!r}")
+        for name, count in counts.items()
+        if not isinstance(name, str) or (name and count > 1)
+    ]
+    if not any(names) and not mistakes:
+        mistakes.append(Mistake(place, "there are no columns"))
+    if mistakes:
+        raise InvalidRows(mistakes)
     return tuple(names)

@@ -7,13 +7,14 @@ from typing import Any
 
 from weft.workflow.frontend.json_values import is_missing
 from weft.workflow.frontend.row_source import RowSource, SourceRow, check_columns, invalid, to_row
+from weft.workflow.graph.mistakes import Mistake
 
 _ARROW_ROWS = 1024
 """Rows of an Arrow table that are Python objects at a time."""
 
 
 def table_source(given: Any) -> RowSource:
-    """The rows of an object. Raises `InvalidRows` for one that has none, and for columns of unequal length."""
+    """The rows of an object. Raises `InvalidRows` for one that has none."""
     kinds = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(given).__mro__}
     if "pandas.DataFrame" in kinds:
         return _of_pandas(given)
@@ -49,19 +50,24 @@ def _of_iterator(rows: Iterator[Any]) -> RowSource:
 
 def _of_columns(columns: Mapping[Any, Any]) -> RowSource:
     names = check_columns(list(columns))
+    lists: dict[str, Any] = {}
+    mistakes: list[Mistake] = []
     for name, values in columns.items():
         if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
             kind = type(values).__name__
-            raise invalid(f"a column is a list of values, and this is of type {kind}; one row is [{{...}}]", name)
-    lengths = {name: len(values) for name, values in columns.items()}
+            what = f"a column is a list of values, and this is of type {kind}; one row is [{{...}}]"
+            mistakes.append(Mistake(name, what))
+        else:
+            lists[name] = values
+    lengths = {name: len(values) for name, values in lists.items()}
     if len(set(lengths.values())) > 1:
         shown = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
-        raise invalid(f"the columns have unequal lengths: {shown}")
+        mistakes.append(Mistake("", f"the columns have unequal lengths: {shown}"))
 
     def read() -> Iterator[SourceRow]:
-        return _numbered(dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        return _numbered(dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=False))
 
-    return RowSource(read, columns=names, num_rows=lengths[names[0]])
+    return RowSource(read, columns=names, num_rows=min(lengths.values(), default=0), mistakes=tuple(mistakes))
 
 
 def _of_pandas(frame: Any) -> RowSource:

@@ -31,14 +31,14 @@ class Rows:
     def __init__(self, source: Any, *, max_row_bytes: int = MAX_ROW_BYTES, constants: Collection[str] = ()):
         """`constants` are parameters of a flow that no column can set: a row that has one is wrong. Raises
         `InvalidRows` for a value that is not a table. No row is read yet."""
+        self._constants = tuple(constants)
         if isinstance(source, Rows):
             self._source: RowSource = source._source
+            self._constants += source._constants
         elif isinstance(source, (str, os.PathLike)):
             self._source = file_source(source, max_row_bytes)
         else:
             self._source = table_source(source)
-        if constants:
-            self._source = _without(self._source, constants)
         self._count = self._source.num_rows
 
     @property
@@ -55,7 +55,7 @@ class Rows:
     def check(self, graph: WorkflowGraph) -> CheckedRows:
         """Read all rows and check them against a graph; those of an iterator are checked when they are read. Raises
         `InvalidRows` with the first mistakes, and `InvalidGraph`."""
-        checked = CheckedRows(self._source, graph)
+        checked = CheckedRows(self._source, graph, self._constants)
         if not self._source.is_once:
             self._count = checked.read_all()
         return checked
@@ -64,19 +64,15 @@ class Rows:
 class CheckedRows:
     """The rows of a graph: of each row, the columns that are inputs."""
 
-    def __init__(self, source: RowSource, graph: WorkflowGraph):
+    def __init__(self, source: RowSource, graph: WorkflowGraph, constants: Collection[str]):
         mistakes = check(graph)
         if mistakes:
             raise InvalidGraph(mistakes)
         self._source = source
         self._graph = graph
+        self._constants = constants
         self._wrong: dict[tuple[str, str], list[str]] = {}
         """(column, its type as text) -> why the graph cannot take it."""
-        columns = source.columns
-        if columns is not None:
-            missing = [Mistake("", _no_column(name, columns)) for name in graph.inputs if name not in columns]
-            if missing:
-                raise InvalidRows(missing)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The rows. Raises `InvalidRows` at a row with mistakes, and can go on after it; and for an empty table."""
@@ -84,16 +80,21 @@ class CheckedRows:
 
     def read_all(self) -> int:
         """Check every row. Returns how many there are. Raises `InvalidRows` with the first `MAX_MISTAKES`."""
-        mistakes: list[Mistake] = []
+        columns = self._source.columns
+        mistakes = list(self._source.mistakes)
+        if columns is not None:
+            mistakes += [Mistake("", what) for what in self._column_mistakes(columns)]
+        is_wrong = bool(mistakes)
         count = 0
-        for row in _not_empty(self._source.read()):
+        for row in self._source.read() if is_wrong else _not_empty(self._source.read()):
             count += 1
             try:
                 self._inputs(row)
             except InvalidRows as error:
                 mistakes += error.mistakes
                 if len(mistakes) >= MAX_MISTAKES:
-                    raise InvalidRows(_grouped(mistakes), f"The first {count:,} rows have") from None
+                    what = f"The {'table and its ' if is_wrong else ''}first {count:,} rows have"
+                    raise InvalidRows(_grouped(mistakes), what) from None
         if mistakes:
             raise InvalidRows(_grouped(mistakes))
         return count
@@ -104,16 +105,26 @@ class CheckedRows:
         wrong: dict[str, list[str]] = {}
         for name in self._graph.inputs:
             if name not in values:
-                wrong[name] = [_no_column(name, values)]
                 continue
             try:
                 found[name] = as_json(values[name])
             except NotJson as error:
                 wrong[name] = [f"{name}: {error}"]
         wrong |= self._type_mistakes(found)
-        if wrong:
-            raise InvalidRows([Mistake(row.place, each) for name in self._graph.inputs for each in wrong.get(name, ())])
+        mistakes = [] if self._source.columns is not None else self._column_mistakes(values)
+        mistakes += [each for name in self._graph.inputs for each in wrong.get(name, ())]
+        if mistakes:
+            raise InvalidRows([Mistake(row.place, each) for each in mistakes])
         return found
+
+    def _column_mistakes(self, columns: Collection[str]) -> list[str]:
+        """Why the graph cannot take these columns, of a row or of all rows."""
+        return [_no_column(name, columns) for name in self._graph.inputs if name not in columns] + [
+            f"the flow cannot take the column {name!r}: its parameter of this name has a default, which makes it a "
+            "constant. Remove the default, or the column"
+            for name in self._constants
+            if name in columns
+        ]
 
     def _type_mistakes(self, values: Mapping[str, Any]) -> dict[str, list[str]]:
         """Column -> why the graph cannot take the type of its value."""
@@ -131,30 +142,6 @@ class CheckedRows:
 
 def _as_text(kind: ValueType) -> str:
     return kind.kind if kind.fields is None and kind.items is None else str(kind)
-
-
-def _without(source: RowSource, constants: Collection[str]) -> RowSource:
-    """The rows of a source that have none of these columns. Raises `InvalidRows` where all have one."""
-
-    def problem(columns: Iterable[str]) -> str:
-        for name in columns:
-            if name in constants:
-                return (
-                    f"the flow cannot take the column {name!r}: its parameter of this name has a default, which makes "
-                    "it a constant. Remove the default, or the column"
-                )
-        return ""
-
-    wrong = problem(source.columns or ())
-    if wrong:
-        raise invalid(wrong)
-
-    def read() -> Iterator[SourceRow]:
-        for row in source.read():
-            wrong = problem(row.values or ())
-            yield SourceRow(row.place, None, wrong) if wrong else row
-
-    return source._replace(read=read)
 
 
 def _values(row: SourceRow) -> Mapping[str, Any]:

@@ -25,6 +25,7 @@ from weft.workflow.graph.value_types import (
     ANY,
     BOOLEAN,
     TEXT,
+    UNREAD,
     ValueType,
     common,
     follow,
@@ -86,6 +87,8 @@ def _of_answer(node: LlmNode) -> ValueType:
 
 def _of_pick(node: PickNode, of: ValueType) -> ValueType:
     match node.way:
+        case "field" | "slice" if of == UNREAD:
+            return UNREAD
         case "field" if of.kind == "list":
             return of.items or ANY
         case "field":

@@ -31,6 +31,8 @@ class ValueType(NamedTuple):
 
 
 ANY = ValueType("any")
+UNREAD = ValueType("any", is_answer=True, is_outputs=True)
+"""Of what depends on a mistake, which is reported by itself: it may be anything, the answer of a model too."""
 TEXT = ValueType("text")
 NUMBER = ValueType("number")
 BOOLEAN = ValueType("boolean")
@@ -70,6 +72,8 @@ def of_value(value: Any) -> ValueType:
 def common(types: Iterable[ValueType]) -> ValueType:
     """The type of a value that has one of these."""
     first, *others = types
+    if first == UNREAD or UNREAD in others:
+        return UNREAD
     if all(other == first for other in others):
         return first
     kinds = {first.kind, *(other.kind for other in others)}
@@ -86,7 +90,7 @@ def follow(of: ValueType, path: Iterable[str]) -> ValueType | str:
     """The type at the end of a path, or what is wrong with the path."""
     for name in path:
         if of.kind == "any":
-            return ANY
+            return UNREAD if of == UNREAD else ANY
         what = "output" if of.is_outputs else "field"
         if of.kind != "object" and of.fields is None:
             return f"a {of.kind} has no {what} {name!r}"
@@ -95,7 +99,7 @@ def follow(of: ValueType, path: Iterable[str]) -> ValueType | str:
         if name not in of.fields:
             return f"there is no {what} {name!r}; there are {', '.join(of.fields) or 'none'}.{nearest(name, of.fields)}"
         of = of.fields[name]
-    if of.is_outputs:
+    if of.is_outputs and of != UNREAD:
         assert of.fields is not None
         if len(of.fields) == 1:
             return next(iter(of.fields.values()))
