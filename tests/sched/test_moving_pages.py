@@ -323,37 +323,85 @@ def test_policies_that_act_when_a_wait_begins_copy_nothing_ahead(policy: str, co
     assert (moved > 0) is copies
 
 
+@pytest.mark.parametrize("others", ["alone", "twin", "rival"])
+@pytest.mark.parametrize("cut", [46, 37, 13])
 @pytest.mark.parametrize("copies", [60, 2])
 @pytest.mark.parametrize("is_plain", [True, False], ids=["client", "program"])
 def test_no_forward_waits_for_the_last_page_of_a_return(
-    copies: int, is_plain: bool, monkeypatch: pytest.MonkeyPatch
+    copies: int, is_plain: bool, cut: int, others: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The host has all but the first page, and the last one is not full: it too comes before the step that goes on."""
+    """The host has all but the first page. The last page of the `cut` tokens that the sequence goes on with is a tail,
+    or a full page that differs after `cut`: it too comes before the step that goes on. A twin goes on with the same
+    tokens in the same step; a rival needs other pages of the same budget of copies."""
     stepped = Stepped(num_pages=24, num_host_pages=60)
+    stepped.open(2, [*range(500, 550)])
+    stepped.generate(2, 1)
+    stepped.run()
     stepped.open(1, TOKENS[:44])
     stepped.generate(1, 3)
     stepped.run()
-    known = list(stepped.known[1])
+    known = stepped.known[1][: cut + (cut == 46)]
     if is_plain:
         stepped.release(1, kind="chat")
     press(stepped)
     stepped.run()
     stepped.release(9)
     Setup(monkeypatch, is_masked=False).copies_per_step(copies)
+    operations = []
+    if others == "rival":
+        operations.append(stepped.generate(2, 1))
     if is_plain:
         stepped.open(1, [*known, 5])
     else:
+        if cut < 46:
+            stepped.truncate(1, cut)
         stepped.append(1, [5])
+    operations.append(stepped.generate(1, 2))
+    if others == "twin":
+        stepped.open(3, [*known, 6])
+        operations.append(stepped.generate(3, 2))
     stepped.open(8, [800] * 8)
     stepped.generate(8, 40)
-    op, moved = stepped.generate(1, 2), 0
-    while stepped.generations[op].ending is None:
+    moved = 0
+    while any(stepped.generations[op].ending is None for op in operations):
         step = stepped.turn()
         arriving = step.swap_ins[:, 1]
         moved += len(arriving)
         assert step.forward is None or not step.forward.touches(arriving, 8, 24)
+    endings = {stepped.generations[op].seq: stepped.generations[op].ending for op in operations}
+    usages = {seq: ending.usage for seq, ending in endings.items() if isinstance(ending, wire.Finished)}
+    assert usages[1].num_cached_tokens == cut
+    if others == "alone":
+        assert usages[1].num_host_tokens == cut - 8
+    if others == "twin":
+        assert usages[3].num_cached_tokens == cut
+    if others != "rival":
+        assert moved == -(-cut // 8) - 1, "each page comes once"
+    stepped.finish()
+
+
+@pytest.mark.parametrize(("num_common", "copies"), [(9, 60), (13, 0)], ids=["one-token", "no-budget"])
+def test_the_tokens_of_a_part_of_a_page_are_computed_where_it_is_not_brought(
+    num_common: int, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that has one token in common with a page of the host, or comes when the budget of copies is used up,
+    starts at once."""
+    stepped = Stepped(num_pages=24, num_host_pages=60)
+    stepped.open(1, TOKENS)
+    stepped.generate(1, 1)
+    stepped.run()
+    stepped.release(1, kind="chat")
+    press(stepped)
+    stepped.run()
+    stepped.release(9)
+    Setup(monkeypatch, is_masked=False).copies_per_step(copies)
+    stepped.open(2, [*TOKENS[:num_common], 5, 6, 7])
+    op = stepped.generate(2, 1)
+    step = stepped.turn()
+    assert step.forward is not None
+    assert (len(step.swap_ins), step.forward.num_tokens) == (0, num_common - 8 + 3)
+    stepped.run()
     ending = stepped.generations[op].ending
     assert isinstance(ending, wire.Finished)
-    assert moved == 5
-    assert (ending.usage.num_cached_tokens, ending.usage.num_host_tokens) == (46, 38)
+    assert ending.usage.num_cached_tokens == 8
     stepped.finish()

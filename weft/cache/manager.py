@@ -23,7 +23,7 @@ from weft.cache.index_writer import IndexWriter
 from weft.cache.nodes import Node, Wait, least_common
 from weft.cache.page_table import PageTable
 from weft.cache.prefix_index import PrefixIndex
-from weft.cache.radix import InFlightPrefix, Match, Partial, RadixTree
+from weft.cache.radix import InFlightPrefix, Match, RadixTree
 from weft.cache.retention import Retention
 from weft.cache.runs import Ranker, least_recently_used
 from weft.core.step import U64
@@ -35,7 +35,7 @@ class Acquired(NamedTuple):
     num_tokens: int
     """Tokens that have KV on the device now."""
     num_from_host: int
-    """Of the tokens, the last so many are brought from the host by the step being built."""
+    """Of the tokens in full pages, the last so many are brought from the host by the step being built."""
 
 
 class KVCache:
@@ -116,13 +116,15 @@ class KVCache:
         self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, now: float, *, is_own: bool = False
     ) -> Acquired:
         """Give a table, whose pages are those of the beginning of `match`, the pages of the match, and a copy of a page
-        that begins with the tokens that follow.
+        that begins with the tokens that follow, if the device had it before the step being built.
 
         Pages that only the host has are brought to the device as far as there is room and as the step's budget of
         copies goes. If the budget was used up, the rest may come with later steps: the result is not complete.
         `is_own`: the table's sequence has computed the pages itself.
         """
         partial = table.tree.partial(match, tokens, max_tokens - match.num_pages * self.page_size)
+        if partial is not None and (partial.tier == "host" or self.tiers.copies.is_filling([partial.page])):
+            partial = None
         source = None if partial is None else partial.node
         target = self.index.node_for(match)  # of a run that this cuts, `source` keeps the part with the page
         if not is_own and target.parent is not None:
@@ -142,26 +144,42 @@ class KVCache:
         table.pages = _path_pages(reached)
         table.num_indexed = len(table.pages)
         count = table.num_indexed * self.page_size
-        from_host = num_brought * self.page_size
         if partial is not None:
-            added = self._acquire_partial(table, partial, now)
-            count += added
-            from_host += added if partial.tier == "host" else 0
+            pages = self.tiers.allocate(1, now, spares_kept=table.spares_kept)
+            if pages is not None:
+                self.tiers.copies.copy_page(partial.page, pages[0])
+                table.pages += pages
+                count += partial.num_tokens
         if source is not None:
             self.tiers.unlock(source, now)
-        return Acquired(count, from_host)
+        return Acquired(count, num_brought * self.page_size)
 
-    def bring_tail(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, now: float) -> bool:
-        """Have the step being built bring the last page, not a full one, that follows `match` in `tokens`, if only the
-        host has it and the match is on the device. Whether it does. `acquire` finds it there in the next step, whose
-        forward need not wait for the link then."""
+    def is_arriving(self, match: Match) -> bool:
+        """Whether the step being built brings the last page of `match` from the host: for another sequence."""
+        node = match.node if match.child is None else match.child
+        return self.tiers.copies.is_filling(node.pages[:1])  # a step brings a node as a whole
+
+    def bring_partial(self, table: PageTable, match: Match, tokens: bytes, max_tokens: int, now: float) -> bool:
+        """Have the step being built bring the page after `match` that begins with the tokens that follow, if only the
+        host has it, the match is on the device, and the page is a tail or has `least_common` of the tokens. Returns
+        whether the page arrives with that step. `acquire` finds it on the device in the next step, whose forward need
+        not wait for the link then."""
         partial = table.tree.partial(match, tokens, max_tokens - match.num_pages * self.page_size)
         node = None if partial is None else partial.node
-        if node is None or node.on_device or not node.is_tail or match.on_host or self.tiers.copy_budget <= 0:
+        if partial is None or node is None or match.on_host:
             return False
-        self.tiers.lock(node)
-        is_brought = self.tiers.promote(node, now, spares_kept=table.spares_kept)
-        self.tiers.unlock(node, now)
+        if not node.is_tail and partial.num_tokens < self.least_common:
+            return False
+        if node.on_device:
+            return self.tiers.copies.is_filling([partial.page])
+        if self.tiers.copy_budget <= 0:
+            return False
+        page = node if node.num_pages == 1 else self.index.split(node, 1)
+        self.tiers.lock(page)
+        is_brought = self.tiers.promote(page, now, spares_kept=table.spares_kept)
+        if is_brought:
+            self.retention.lock_pins()
+        self.tiers.unlock(page, now)
         return is_brought
 
     def _bring(self, table: PageTable, target: Node, now: float) -> tuple[Node, int]:
@@ -403,17 +421,6 @@ class KVCache:
         return self.index.trees
 
     # Inside
-
-    def _acquire_partial(self, table: PageTable, partial: Partial, now: float) -> int:
-        pages = self.tiers.allocate(1, now, spares_kept=table.spares_kept)
-        if pages is None:
-            return 0
-        if partial.tier == "device":
-            self.tiers.copies.copy_page(partial.page, pages[0])
-        else:
-            self.tiers.copies.copy_in(partial.page, pages[0])
-        table.pages.append(pages[0])
-        return partial.num_tokens
 
     def _missing(self, table: PageTable, start: int, end: int) -> tuple[list[int], int]:
         """Places in the table, touched by tokens `start` to `end`, whose page is not the table's alone; and how many

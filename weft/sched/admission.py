@@ -79,7 +79,7 @@ class Admission:
         if match is not None and stands_with_others:
             self._sequences.cut_to_index(sequence, now)
         may_bring = self._has_host and match is not None and cost <= self._cache.num_soon
-        if match is not None and may_bring and (match.on_host or self._bring_tail(sequence, match, tokens, limit, now)):
+        if match is not None and may_bring and self._must_come(sequence, match, tokens, limit, now):
             self._bring(sequence, match, tokens, limit, cost, now)
             return "returning"
         found = sequence.num_computed if match is None else match.num_pages * self._cache.page_size
@@ -95,7 +95,7 @@ class Admission:
             sequence.returning = False
             acquired = self._cache.acquire(sequence.table, match, tokens, limit, now, is_own=is_own)
             self._reuse(sequence, acquired, tokens, arrival_s)
-            sequence.has_tail = False
+            sequence.has_partial = False
         if tokens and sequence.reuse_limit is None:
             self._cache.announce(sequence.table, tokens, len(sequence.tokens))
         if sequence.continues is not None:
@@ -118,6 +118,12 @@ class Admission:
         if found.continued:
             self._log.trace(sequence, "continued", now, found.continued)
 
+    def _must_come(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, now: float) -> bool:
+        """Whether pages of a waiting sequence are still to come from the host, or come with the step being built."""
+        if match.on_host or self._cache.is_arriving(match):
+            return True
+        return self._bring_partial(sequence, match, tokens, limit, now)
+
     def _bring(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, cost: int, now: float) -> None:
         """Bring pages of a waiting sequence from the host, as many as this step's budget of copies has left. It runs in
         a later step: a forward does not wait for the link."""
@@ -130,18 +136,18 @@ class Admission:
         sequence.sources.found(sequence.num_computed, found.num_tokens, found.num_from_host)
         sequence.adopt_kv(found.num_tokens, found.num_tokens)
         if found.num_tokens == whole:
-            self._bring_tail(sequence, self._cache.lookup(sequence.table, tokens, limit), tokens, limit, now)
+            self._bring_partial(sequence, self._cache.lookup(sequence.table, tokens, limit), tokens, limit, now)
         sequence.last_active_s = now
         self._sequences.without_slot[sequence.seq] = sequence
         self.num_promised += max(0, cost - (available - self._cache.num_available))
 
-    def _bring_tail(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, now: float) -> bool:
-        """Whether the last page of a waiting sequence comes back from the host with this step: once, so that others who
-        need the room cannot keep it from going on."""
-        if sequence.has_tail:
+    def _bring_partial(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, now: float) -> bool:
+        """Whether the page that only begins with the tokens of a waiting sequence comes from the host with this step:
+        once, so that others who need the room cannot keep the sequence from going on."""
+        if sequence.has_partial:
             return False
-        sequence.has_tail = self._cache.bring_tail(sequence.table, match, tokens, limit, now)
-        return sequence.has_tail
+        sequence.has_partial = self._cache.bring_partial(sequence.table, match, tokens, limit, now)
+        return sequence.has_partial
 
     def _defer(self, sequence: Sequence, match: Match, tokens: bytes, limit: int) -> bool:
         """Whether a sequence waits for a prefix that another one is computing. Without progress of that prefix it waits
@@ -183,7 +189,7 @@ class Admission:
 
     def _reuse(self, sequence: Sequence, found: Acquired, tokens: bytes, arrival_s: float) -> None:
         cached = found.num_tokens
-        tail = cached % self._cache.page_size if sequence.has_tail else 0
+        tail = cached % self._cache.page_size if sequence.has_partial else 0
         from_host = max(found.num_from_host, tail)
         sequence.sources.found(sequence.num_computed, cached, from_host)
         sequence.adopt_kv(cached, cached)

@@ -262,7 +262,7 @@ class Interception:
             self._mark(wait, end)  # the rest of what it had is still on the host
         if sequence.retained is not None:
             self._cache.retention.attach(sequence.retained, wait)
-        sequence.returning = sequence.has_tail = False
+        sequence.returning = sequence.has_partial = False
         sequence.cut_kv(0)
         head = sequence.head
         if isinstance(head, AppendOp):

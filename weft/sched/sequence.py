@@ -284,8 +284,8 @@ class Sequence:
     """The first token that differs from the finished turn that it continues up to there."""
     returning: bool = False
     """Its pages are the beginning of what it had; the host has more, which comes with the next steps."""
-    has_tail: bool = False
-    """While it returns: the last page of what it had, not a full one, was on the host and is back."""
+    has_partial: bool = False
+    """While it returns: the page that only begins with its tokens was on the host and is back."""
     wait: Wait | None = None
     """It has given its pages to the prefix index, where this marks the end of its KV."""
     continues: Wait | None = None

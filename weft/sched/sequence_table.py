@@ -188,7 +188,7 @@ class SequenceTable:
         if not sequence.table.pages:
             return
         if keep < sequence.num_computed:
-            sequence.returning = sequence.has_tail = False  # it goes on with what is left on the device
+            sequence.returning = sequence.has_partial = False  # it goes on with what is left on the device
             sequence.cut_kv(keep)
             sequence.high_water = keep  # cut by its own operations, not given up to make room
         self._cache.truncate(sequence.table, keep, now)
