@@ -240,7 +240,7 @@ class Bench:
         elif choice < 0.98:
             self.retain_prefix()
         elif choice < 0.985:
-            self.cache.retention.break_pin(self.now)
+            self.cache.retention.break_pin(self.random.randrange(1, 4), self.now)
         else:
             self.cache.retention.expire(self.now)
             if self.waits:

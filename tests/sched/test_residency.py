@@ -112,6 +112,17 @@ def test_a_pin_stays_while_newcomers_wait_and_is_broken_only_for_a_sequence_that
     assert engine.on_device(A) == 0
 
 
+def test_no_pin_breaks_beside_one_that_is_enough() -> None:
+    engine = Resident(host_pages=0, fraction=1.0)
+    small = [[3] * 8, [4] * 8]
+    for seq, tokens in enumerate([*small, A], 1):
+        engine.plain(seq, tokens)
+        engine.count(wire.Retain, **prefix(tokens), ttl_s=1e9, weight=math.inf)
+    engine.plain(4, [5] * 75)  # ten pages in chunks of four: six are free, the second chunk lacks two, the third two
+    assert [engine.on_device(tokens) for tokens in small] == [1, 1]
+    assert engine.scheduler.stats().retains_ended == {"broken": 1}
+
+
 def test_shared_pages_count_once_and_a_tenant_has_a_share() -> None:
     engine = Resident(num_pages=24, host_pages=0, fraction=8 / 24)
     engine.plain(1, A + B[:16], tenant="a")

@@ -211,13 +211,13 @@ class Retention:
             if run is not None:
                 self.end(run, "expired", now)
 
-    def break_pin(self, now: float) -> bool:
-        """End one pin, because a sequence cannot go on otherwise. Whether there was one. The cheapest goes first: of
-        those whose end frees pages, the one that frees fewest."""
+    def break_pin(self, missing: int, now: float) -> bool:
+        """End one pin, because a sequence that cannot go on otherwise lacks `missing` pages. Whether there was one. Of
+        those whose end frees as many, the one that frees fewest; if there is none, the one that frees most."""
         pins = [run for run in self._runs.values() if run.locked is not None]
         if not pins:
             return False
-        self.end(min(pins, key=_cost_of_break), "broken", now)
+        self.end(min(pins, key=lambda run: _cost_of_break(run, missing)), "broken", now)
         return True
 
     def pinned(self) -> list[Node]:
@@ -285,10 +285,11 @@ def _is_held(wait: Wait) -> bool:
     return wait.kind == WaitKind.HOLD and wait.end is not None
 
 
-def _cost_of_break(run: RetainedRun) -> tuple[bool, int, float, int]:
+def _cost_of_break(run: RetainedRun, missing: int) -> tuple[bool, int, float, int]:
     freed = 0
     node = run.locked
     while node is not None and node.locks == 1:
         freed += node.num_pages
         node = node.parent
-    return freed == 0, freed, run.until_s, run.number
+    is_enough = freed >= missing
+    return not is_enough, freed if is_enough else -freed, run.until_s, run.number

@@ -206,7 +206,8 @@ class Reclaimer:
         """Make `count` device pages free for explicit pages that come back from the host. Where nothing runs, pins give
         way too. Returns whether they are free."""
         while not self.make_free(count, now):
-            if self._sequences.running or not self._cache.retention.break_pin(now):
+            missing = count - self._cache.num_available
+            if self._sequences.running or not self._cache.retention.break_pin(missing, now):
                 return False
         return True
 
@@ -264,7 +265,7 @@ class Reclaimer:
         holder, enough = holders[0], self._cache.num_available + missing
         match holder.kind:
             case "pin":
-                return self._cache.retention.break_pin(now)
+                return self._cache.retention.break_pin(missing, now)
             case "space":
                 return self.last_resort(now)
             case "waiting":

@@ -26,7 +26,7 @@ class Holder(NamedTuple):
     """Something that can give up pages."""
 
     kind: Literal["waiting", "running", "pin", "space"]
-    """A sequence that waits; one with a slot; the cheapest pinned prefix; the youngest space, or all exports."""
+    """A sequence that waits; one with a slot; the pin that `Retention` chooses; the youngest space, or all exports."""
     seq: int = 0
     """Number of the sequence; 0 for pins and spaces."""
     num_pages: int = 0
