@@ -108,7 +108,7 @@ def test_candidates_count_kinds_past_the_limit_as_one() -> None:
     assert found.count(OTHER) == 49 + 4, "beside prefixes, runs of no use, the queue and itself"
     assert {"kind1", "kind252"} < set(found)
     assert "kind253" not in found
-    assert candidates.awaited_pages() == MAX_KINDS + 49
+    assert candidates.awaited_pages(MAX_KINDS + 49) == MAX_KINDS + 49
 
 
 def test_returns_are_counted_by_where_their_kv_was() -> None:

@@ -7,10 +7,17 @@ import pytest
 
 from tests.core.test_cost import TRUE, cost_model
 from tests.engine.driver import Driver
-from tests.engine.test_interception import turn
+from tests.engine.test_interception import SIZES, Clients, turn
+from tests.sched.policies.snapshots import line
+from tests.sched.stepping import Stepped
+from weft.cache.candidates import FIRST_AWAITED
+from weft.core import wire
 from weft.core.cost.model import CostModel, StepShape, SwapModel
 from weft.core.step import ForwardBatch, Step
 from weft.sched.in_flight import InFlight
+from weft.sched.policies import make_policy
+from weft.sched.scheduler import Scheduler
+from weft.sched.sequence import SequenceState
 from weft.sched.waste_meter import StepKV, Waste, WasteMeter
 
 PAGE = 16
@@ -118,6 +125,98 @@ def test_intercepted_kv_is_wasted_while_a_sequence_waits_for_more_pages_than_it_
     assert preserved in (9 * 5 * 16 * 0.5, 10 * 5 * 16 * 0.5)
     assert others == [0.0, 0.0, 0.0]
     driver.finish()
+
+
+@pytest.mark.parametrize(("num_common", "num_intercepted"), [(160, 30), (0, 10)])
+def test_pages_that_intercepted_sequences_share_count_once(num_common: int, num_intercepted: int) -> None:
+    """Ten contexts wait, each with a page of its own behind a prompt that all of them have, or behind nothing."""
+    stepped = Stepped(num_pages=40, policy="min_waste", max_context=320, costs=line(per_token_s=0.1))
+    for seq in range(1, 11):
+        stepped.open(seq, [7] * num_common + [seq] * 4)
+        stepped.generate(seq, 1)
+        stepped.run()
+        stepped.say(wire.Expect(seq=seq, kind="tool", expected_in_s=5.0))
+    assert stepped.scheduler.intercepted_tokens == num_intercepted * 8, "their tables hold the pages"
+    stepped.open(50, list(range(200, 400)))
+    stepped.generate(50, 40)
+    for _ in range(3):
+        stepped.turn()
+    stepped.scheduler._state.interception.recomputed.note(1000, stepped.now)
+    stepped.open(60, list(range(600, 880)))
+    stepped.generate(60, 2)
+    counted = set()
+    for _ in range(15):
+        stepped.turn()
+        counted |= {one.flight.intercepted_tokens for one in stepped.in_flight if one.flight.waits_for_pages}
+    assert counted, "some steps had too few pages"
+    assert max(counted) <= num_intercepted * 8
+    assert stepped.scheduler.intercepted_tokens == 8 * len(intercepted_pages(stepped.scheduler))
+
+
+def test_pages_that_a_running_sequence_uses_too_do_not_count() -> None:
+    stepped = Stepped(num_pages=40, max_context=320)
+    for seq in (1, 2):
+        stepped.open(seq, [7] * 160 + [seq] * 4)
+        stepped.run()
+    assert stepped.scheduler.intercepted_tokens == 22 * 8
+    stepped.append(2, [5])
+    stepped.generate(2, 20)
+    for parked in (False, True):
+        if parked:
+            stepped.scheduler._state.interception.park_idle(stepped.now)
+        stepped.turn()
+        assert stepped.scheduler.intercepted_tokens == 8, "the last page of the one that waits"
+    stepped.finish()
+
+
+def test_a_page_that_one_table_has_in_part_counts_once() -> None:
+    stepped = Stepped(num_pages=40, max_context=320)
+    for seq in (1, 2):
+        stepped.open(seq, [7] * 24)
+        stepped.run()
+    stepped.truncate(1, 12)
+    assert stepped.pages(2) == (2, 0), "the last of its three pages is its own"
+    assert stepped.scheduler.intercepted_tokens == 3 * 8
+    stepped.finish()
+
+
+@pytest.mark.parametrize("policy", ["min_waste", "swap"])
+@pytest.mark.parametrize("size", sorted(SIZES))
+def test_no_more_is_preserved_than_there_is(policy: str, size: str) -> None:
+    driver = Driver(
+        8,
+        page_size=8,
+        max_context=256,
+        num_slots=6,
+        intercept=make_policy(policy),
+        device_s=lambda step: 0.5,
+        **SIZES[size],
+    )
+    clients = Clients(driver, len(policy) + len(size))
+    scheduler, num_pages = driver.engine.scheduler, driver.engine.cache.tiers.device.num_pages
+    most = 0
+    for _ in range(200):
+        clients.act()
+        assert scheduler.intercepted_tokens == 8 * len(intercepted_pages(scheduler))
+        most = max(most, scheduler.intercepted_tokens)
+        stats = driver.engine.stats()
+        assert stats.waste["preserve"] <= num_pages * 8 * 0.5 * stats.steps
+    assert 0 < most <= num_pages * 8
+    driver.finish()
+
+
+def intercepted_pages(scheduler: Scheduler) -> set[int]:
+    """Device pages of sequences that wait for something other than the device, but for those of other sequences."""
+    tiers, pages, others = scheduler._state.cache.tiers, set[int](), set[int]()
+    for sequence in scheduler.sequences:
+        (pages if sequence.state is SequenceState.IDLE else others).update(sequence.table.pages)
+    candidates = tiers.candidates
+    for row, node in enumerate(candidates._nodes):
+        if node is not None and candidates._ints[0, row] >= FIRST_AWAITED:
+            while node is not None and not node.locks:
+                pages.update(node.pages)
+                node = node.parent
+    return pages - others
 
 
 def test_a_sequence_is_held_while_its_end_is_computed_again() -> None:

@@ -156,10 +156,28 @@ class Candidates:
     def __len__(self) -> int:
         return len(self._nodes) - len(self._free)
 
-    def awaited_pages(self) -> int:
-        """Pages up to the ends of runs for which something waits that does not wait for the device. What several of
-        them share counts for each."""
-        return int(self._ints[1, self._bools[_OPEN] & (self._ints[0] >= FIRST_AWAITED)].sum())
+    def awaited_pages(self, num_unlocked: int) -> int:
+        """Of all `num_unlocked` pages without locks, those up to the ends of runs for which something waits that does
+        not wait for the device; pages that several of these runs share count once.
+
+        Takes time in proportion to the candidates that something waits for, or to the others, whichever are fewer."""
+        is_open = self._bools[_OPEN]
+        is_awaited = is_open & (self._ints[0] >= FIRST_AWAITED)
+        awaited = is_awaited.nonzero()[0].tolist()
+        if 2 * len(awaited) <= len(self):
+            return sum([node.num_pages for node in self._up_to(awaited)])
+        rows = (is_open & ~is_awaited).nonzero()[0].tolist()
+        others = [node for row in rows if (node := self._nodes[row]) is not None]
+        num_left: dict[Node, int] = {}
+        """Children on the device below which something waits, as far as is known."""
+        for node in others:
+            num_unlocked -= node.num_pages
+            parent = node.parent
+            assert parent is not None, "a root is no candidate"
+            num_left[parent] = num_left.get(parent, parent.device_children) - 1
+            if not num_left[parent] and not parent.locks and parent.parent is not None:
+                others.append(parent)
+        return num_unlocked
 
     @property
     def num_changes(self) -> int:

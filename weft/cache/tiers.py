@@ -207,6 +207,12 @@ class TieredPages:
         return self.device.num_free + self.num_evictable + min(self.num_movable, self.host_room)
 
     @property
+    def num_awaited(self) -> int:
+        """Device pages without locks up to the ends of runs for which something waits that does not wait for the
+        device; pages that several of these runs share count once."""
+        return self.candidates.awaited_pages(self.num_evictable + self.num_movable)
+
+    @property
     def host_room(self) -> int:
         """Host pages that explicit nodes can get."""
         return self.host.num_pages - self.num_kept

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from weft.cache.manager import KVCache
 from weft.cache.nodes import Node, Wait
+from weft.cache.page_table import pages_of_tables
 from weft.cache.retention import RetainedRun, prefix_wait
 from weft.cache.runs import PageRuns, Ranking
 from weft.cache.tiers import UNLIMITED
@@ -126,11 +127,15 @@ class Interception:
             self._rests, self._seen_changes = HORIZON_STEPS, tiers.candidates.num_changes
 
     def tokens_on_device(self) -> int:
-        """KV tokens on the device of sequences that wait for something other than the device. What several of them
-        share counts for each."""
-        idle = SequenceState.IDLE
-        pages = self._cache.tiers.candidates.awaited_pages()
-        pages += sum([len(s.table.pages) for s in self._sequences.without_slot.values() if s.state is idle])
+        """KV tokens on the device of sequences that wait for something other than the device. Pages that several of
+        them share count once; pages that a running or queued sequence uses too do not count."""
+        tiers, without_slot = self._cache.tiers, self._sequences.without_slot.values()
+        pages = tiers.num_awaited
+        idle = [s.table for s in without_slot if s.state is SequenceState.IDLE and s.table.pages]
+        if idle:
+            others = [s.table for s in self._sequences.running.values()]
+            others += [s.table for s in without_slot if s.state is not SequenceState.IDLE]
+            pages += pages_of_tables(idle, others, tiers.node_of)
         return pages * self._cache.page_size
 
     def _move_budget(self) -> MoveBudget:

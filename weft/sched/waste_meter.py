@@ -3,7 +3,8 @@
 Waste is in token-seconds, the KV of one token held for one second, after the equations of APIServe (section 3),
 measured step by step:
 
-    preserve    KV on the device of sequences that wait for something other than the device
+    preserve    KV on the device of sequences that wait for something other than the device; pages that several of them
+                share count once, pages that a running or queued sequence uses too do not count
     recompute   KV of a sequence while tokens of it are computed that were computed before
     swap        device pages that a step moves to or from the host
     stalled     KV of the other sequences of a step, for the time by which recomputation and swaps lengthen it
