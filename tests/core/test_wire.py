@@ -111,6 +111,7 @@ EVENTS: list[wire.Event] = [
                 gone_tokens=1,
                 waited_s=0.5,
                 expected_in_s=2.0,
+                expected_by="learned",
             )
         ],
         total=7,

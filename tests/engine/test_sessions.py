@@ -8,8 +8,11 @@ from tests.engine.driver import Driver
 from tests.engine.test_interception import SIZES, Clients, turn
 from weft.core import wire
 from weft.core.ids import pack_tokens
+from weft.core.sampling import StopParams
+from weft.core.waits import COHORT_TOKENS, of_cohort
 from weft.sched.closed_waits import MIN_PRUNED
 from weft.sched.policies import POLICIES, make_policy
+from weft.sched.policies.wait_samples import ENOUGH
 
 
 def listed(driver: Driver, tenant: str = "", limit: int = 1000) -> list[wire.SessionInfo]:
@@ -50,10 +53,102 @@ def test_what_waits_is_listed_with_what_it_waits_for_and_since_when() -> None:
     driver.send(wire.Release(seq=1, kind="chat", expected_in_s=1.0))
     driver.clock.advance(2.0)
     [info] = listed(driver)
-    assert (info.state, info.kind, info.request_id, info.expected_in_s) == ("finished", "chat", "mine", 0.0)
+    assert (info.state, info.kind, info.request_id) == ("finished", "chat", "mine")
     assert info.waited_s == pytest.approx(2.0)
     driver.send(wire.Release(seq=4))
     assert listed(driver, "other") == [], "it does not come back"
+
+
+def expected(driver: Driver, tenant: str = "") -> list[tuple[float | None, str | None]]:
+    return [
+        (None if info.expected_in_s is None else round(info.expected_in_s, 6), info.expected_by)
+        for info in listed(driver, tenant)
+    ]
+
+
+def wait_for(driver: Driver, tokens: list[int], count: int, seconds: float) -> list[int]:
+    """Continue a turn so many times, each after so many seconds."""
+    for _ in range(count):
+        tokens, _ = turn(driver, [*tokens, 3], 1)
+        driver.clock.advance(seconds)
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("estimator", "unknown", "known"),
+    [
+        ("learned", (3.0, "elapsed"), (7.0, "learned")),
+        ("elapsed", (3.0, "elapsed"), (3.0, "elapsed")),
+        ("oracle", (3.0, "elapsed"), (3.0, "elapsed")),
+    ],
+)
+def test_the_policy_predicts_returns_that_nobody_announces(
+    estimator: str, unknown: tuple[float, str], known: tuple[float, str]
+) -> None:
+    driver = Driver(num_device_pages=64, page_size=16, max_context=400, intercept=make_policy("min_waste", estimator))
+    tokens, _ = turn(driver, list(range(40)), 1)
+    driver.clock.advance(3.0)
+    assert expected(driver) == [unknown]
+    driver.clock.advance(7.0)
+    tokens = wait_for(driver, tokens, ENOUGH, 10.0)
+    turn(driver, [*tokens, 3], 1)
+    driver.clock.advance(3.0)
+    assert expected(driver) == [known]
+    driver.clock.advance(17.0)
+    assert expected(driver) == [(20.0, "elapsed")], "none of the waits that are known took so long"
+    driver.finish()
+
+
+@pytest.mark.parametrize(
+    ("policy", "overdue", "unannounced"),
+    [("min_waste", (5.0, "learned"), (5.0, "learned")), ("lru", (0.0, "announced"), (None, None))],
+)
+def test_an_announced_return_counts_until_it_is_overdue(
+    policy: str, overdue: tuple[float, str], unannounced: tuple[float | None, str | None]
+) -> None:
+    chooser = make_policy(policy)
+    for _ in range(ENOUGH):
+        chooser.observe("", "chat", 10.0)
+    driver = Driver(num_device_pages=64, page_size=16, intercept=chooser)
+    for seq in (1, 2):
+        driver.send(
+            wire.Open(seq=seq),
+            wire.Append(seq=seq, op=10 + seq, tokens=pack_tokens([seq] * 40)),
+            wire.Generate(seq=seq, op=20 + seq, stop=StopParams(max_tokens=1)),
+        )
+    driver.run()
+    driver.send(wire.Release(seq=1, kind="chat", expected_in_s=4.0), wire.Release(seq=2, kind="chat"))
+    driver.clock.advance(2.0)
+    assert expected(driver)[0] == (2.0, "announced")
+    driver.clock.advance(3.0)
+    assert expected(driver) == [overdue, unannounced]
+
+
+def test_a_turn_is_predicted_from_the_waits_of_its_cohort() -> None:
+    chooser, tokens = make_policy("min_waste"), list(range(COHORT_TOKENS))
+    for wait in range(ENOUGH):
+        chooser.observe("", "chat", 10.0, ended=wait > 0)
+    for _ in range(ENOUGH):
+        chooser.observe("", of_cohort("chat", pack_tokens(tokens)), 50.0)
+    driver = Driver(num_device_pages=64, page_size=16, max_context=400, intercept=chooser)
+    turn(driver, tokens, 1)
+    driver.clock.advance(3.0)
+    assert expected(driver) == [(47.0, "learned")]
+
+
+def test_nothing_is_expected_of_what_waits_for_the_device() -> None:
+    driver = Driver(num_device_pages=64, page_size=16)
+    driver.generate(driver.open(list(range(40)), namespace=""), 1)
+    assert [info.state for info in listed(driver)] == ["queued"]
+    assert expected(driver) == [(None, None)]
+    driver.run()
+    tokens, _ = turn(driver, list(range(50, 90)), 1)
+    driver.generate(driver.open([7] * 40, namespace=""), 50, eos=False)
+    driver.step()
+    driver.generate(driver.open([*tokens, 3], namespace=""), 1)
+    driver.clock.advance(5.0)
+    by_state = {info.state: info.expected_by for info in listed(driver)}
+    assert by_state == {"queued": None, "finished": None, "intercepted": "elapsed"}
 
 
 @pytest.mark.parametrize(("pressure", "expected"), [(250, (128, 75, 0)), (300, (80, 0, 123))])

@@ -54,7 +54,8 @@ def test_a_tenant_sees_its_own_turns_and_no_others(served: RunningServer) -> Non
     assert (session["model"], session["state"], session["waits_for"]) == ("weft-tiny", "finished", "chat")
     assert session["tokens"] == total
     assert session["device_tokens"] + session["host_tokens"] + session["gone_tokens"] in (total - 1, total)
-    assert session["until"] is None
+    assert session["expected_by"] == "elapsed", "no wait has ended yet"
+    assert session["until"] > session["since"]
     assert ask(served, "b")[1]["data"] == []
     calls_f = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
     complete(served, "b", "turn-2", **calls_f, ignore_eos=False, max_tokens=60)
@@ -72,6 +73,7 @@ def test_a_list_says_how_many_it_leaves_out(served: RunningServer) -> None:
     with Client(served.url, api_key="c") as client:
         page = client.sessions(limit=3)
         assert ([session.request_id for session in page.data], page.left_out) == (["many-0", "many-1", "many-2"], 1)
+        assert [session.expected_by for session in page.data] == ["elapsed"] * 3
         with pytest.raises(ServerError, match="limit must be an integer from 1 to 1000"):
             client.sessions(limit=0)
 

@@ -16,7 +16,10 @@ EXAMPLES = """Examples:
 
   weft sessions --limit 1000 --json
 """
-HEAD = ("ID", "REQUEST", "MODEL", "STATE", "WAITS FOR", "TOKENS", "DEVICE", "HOST", "GONE", "SECONDS", "RETURNS IN")
+HEAD = (
+    *("ID", "REQUEST", "MODEL", "STATE", "WAITS FOR", "TOKENS", "DEVICE", "HOST", "GONE", "SECONDS"),
+    *("RETURNS IN", "EXPECTED BY"),
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +36,8 @@ def sessions(
 ) -> None:
     """List your sequences that wait on a server, those that wait longest first.
 
-    DEVICE, HOST and GONE are the tokens whose KV is on the device, on the host alone, and given up.
+    DEVICE, HOST and GONE are the tokens whose KV is on the device, on the host alone, and given up. EXPECTED BY tells
+    what RETURNS IN rests on: an announcement, what was learned from earlier waits, or the elapsed time.
     """
     from weft.client import Client
     from weft.client.protocol import DEFAULT_URL
@@ -54,6 +58,7 @@ def sessions(
                 *(str(count) for count in (one.tokens, one.device_tokens, one.host_tokens, one.gone_tokens)),
                 f"{now - one.since:.1f}",
                 "-" if one.until is None else f"{one.until - now:.1f}",
+                one.expected_by or "-",
             )
             for one in found.data
         ]

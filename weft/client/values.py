@@ -82,7 +82,9 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     gone_tokens: int
     since: float
     until: float | None = None
-    """The announced return."""
+    """The expected return."""
+    expected_by: str | None = None
+    """What `until` rests on: `announced`, `learned` or `elapsed`."""
 
 
 class SessionPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from enum import StrEnum
+from typing import Literal
 from zlib import crc32
 
 from weft.abi.errors import InvalidRequest
@@ -81,6 +82,9 @@ def without_cohort(kind: str) -> str:
     """The kind of `of_cohort`; of a kind alone, itself."""
     return kind.partition(_COHORT)[0]
 
+
+ExpectedBy = Literal["announced", "learned", "elapsed"]
+"""What an expected return rests on: an announcement, earlier waits of the kind, or the time waited so far alone."""
 
 PROGRAM_WAITS = frozenset({WaitKind.HTTP, WaitKind.SLEEP, WaitKind.MESSAGE, WaitKind.TOOL})
 """The kinds that a program may announce."""

@@ -1,7 +1,7 @@
 """`list_sessions`: the sequences of a tenant that wait, and where their KV is.
 
 A sequence waits while it is intercepted, open or closed, or while it has work and stands in the queue. Reads the state
-of the scheduler and changes nothing.
+of the scheduler, and tells the policy of the waits that have ended, from which it estimates the others.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import heapq
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from weft.cache.nodes import Node, Wait
 from weft.core.ids import TOKEN_BYTES
 from weft.core.waits import WaitKind
 from weft.core.wire import SessionInfo, SessionState
 from weft.sched.sequence import AppendOp, GenerateOp, Sequence, SequenceState
 from weft.sched.state import SchedulerState
+from weft.sched.wait_log import OngoingWait
 
 _QUEUED = (SequenceState.WAITING, SequenceState.DEFERRED, SequenceState.PENDING_FORK)
 
@@ -37,7 +40,22 @@ def list_sessions(state: SchedulerState, tenant: str, limit: int, now: float) ->
     found = [
         _finished_turn(entry, now) if isinstance(entry, Wait) else _open_sequence(entry, now) for _, _, entry in first
     ]
+    waits = {place: wait for place, (_, _, entry) in enumerate(first) if (wait := _wait_of(entry)) is not None}
+    expected = state.interception.waits.expected(state.interception.policy, list(waits.values()), now)
+    for place, end in zip(waits, expected, strict=True):
+        if end is not None:
+            found[place] = msgspec.structs.replace(found[place], expected_in_s=end.in_s, expected_by=end.by)
     return SessionList(found, len(waiting))
+
+
+def _wait_of(entry: Sequence | Wait) -> OngoingWait | None:
+    """What is to be estimated; None: it waits for the device alone, or what continues it does."""
+    if isinstance(entry, Wait):
+        kind = entry.group or entry.kind
+        return None if entry.num_returns else OngoingWait(entry.tenant, kind, entry.since_s, entry.expected_s)
+    if entry.state is not SequenceState.IDLE:
+        return None
+    return OngoingWait(entry.tenant, entry.wait_kind, entry.last_active_s, entry.expected_s)
 
 
 def _open(state: SchedulerState, tenant: str) -> Iterator[Sequence]:
@@ -71,7 +89,6 @@ def _open_sequence(sequence: Sequence, now: float) -> SessionInfo:
         had=had,
         where=(device, host),
         waited_s=now - _since_s(sequence),
-        expected_in_s=None if sequence.expected_s is None or not is_idle else sequence.expected_s - now,
     )
 
 
@@ -85,7 +102,6 @@ def _finished_turn(wait: Wait, now: float) -> SessionInfo:
         had=wait.num_kv,
         where=_residency(wait.end),
         waited_s=now - wait.since_s,
-        expected_in_s=None if wait.expected_s is None else wait.expected_s - now,
     )
 
 
@@ -99,7 +115,6 @@ def _info(
     had: int,
     where: tuple[int, int],
     waited_s: float,
-    expected_in_s: float | None,
 ) -> SessionInfo:
     device = min(where[0], num_tokens)
     host = min(where[1], num_tokens - device)  # of a sequence that was cut, the index may have more
@@ -113,7 +128,6 @@ def _info(
         host_tokens=host,
         gone_tokens=max(0, had - device - host),
         waited_s=max(0.0, waited_s),
-        expected_in_s=None if expected_in_s is None else max(0.0, expected_in_s),
     )
 
 

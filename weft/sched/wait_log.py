@@ -1,4 +1,5 @@
-"""`WaitLog`: what became of waits, by kind: where the KV was at the return, and how long it was expected to take.
+"""`WaitLog`: what became of waits, by kind: where the KV was at the return, and how long it was expected to take. And
+when waits that go on are expected to end.
 
 Tells the policy of ended waits when it is asked for an order, since programs that look at every token wait thousands of
 times a second. Counts have the labels of `weft.core.waits`, of which there are few.
@@ -13,8 +14,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from weft.cache.runs import PREFIX, PageRuns
-from weft.core.step import F64
-from weft.core.waits import label_of
+from weft.core.waits import ExpectedBy, label_of
 from weft.metrics import Histogram
 from weft.sched.policies.estimators import WaitEstimator
 from weft.sched.policies.runs import InterceptPolicy
@@ -44,6 +44,25 @@ class PastWait(NamedTuple):
     has_ended: bool = True
     since_s: float = math.nan
     """When the wait of a client began; nan: that of an open sequence, or a run that nothing waits for."""
+
+
+class OngoingWait(NamedTuple):
+    """A wait that goes on."""
+
+    tenant: str
+    kind: str
+    """As it is estimated: with its cohort where that has enough waits."""
+    since_s: float
+    expected_s: float | None
+    """When it is announced to end."""
+
+
+class Expected(NamedTuple):
+    """The expected end of a wait."""
+
+    in_s: float
+    """Seconds from now; not negative."""
+    by: ExpectedBy
 
 
 @runtime_checkable
@@ -90,7 +109,10 @@ class WaitLog:
         self.past.clear()
         if isinstance(policy, Predicting):
             kinds = [policy.estimator.group(wait.tenant, wait.kind) for wait in past]
-            predicted = policy.estimator.remaining_s(_at_start(past, kinds), 0.0)
+            starts = [
+                OngoingWait(wait.tenant, kind, 0.0, wait.announced_s) for wait, kind in zip(past, kinds, strict=True)
+            ]
+            predicted = policy.estimator.remaining_s(_as_runs(starts), 0.0)
             for wait, expected_s in zip(past, predicted.tolist(), strict=True):
                 if expected_s > 0 and wait.has_ended:
                     label = label_of(wait.kind)
@@ -100,19 +122,36 @@ class WaitLog:
         for wait in past:
             policy.observe(wait.tenant, wait.kind, wait.wait_s, ended=wait.has_ended, since_s=wait.since_s)
 
+    def expected(self, policy: InterceptPolicy, waits: list[OngoingWait], now: float) -> list[Expected | None]:
+        """When each wait is expected to end, as the policy estimates it after being told of the waits that have ended.
+        None: its end was not announced, and the policy estimates nothing. An announcement for later than now counts
+        under every policy."""
+        self.tell(policy)
+        found = [
+            None if wait.expected_s is None else Expected(max(0.0, wait.expected_s - now), "announced")
+            for wait in waits
+        ]
+        if not waits or not isinstance(policy, Predicting):
+            return found
+        runs = _as_runs(waits)
+        remaining_s, by = policy.estimator.remaining_s(runs, now), policy.estimator.expected_by(runs, now)
+        return [
+            announced if announced is not None and announced.in_s > 0 else Expected(*estimate)
+            for announced, *estimate in zip(found, remaining_s.tolist(), by, strict=True)
+        ]
 
-def _at_start(waits: list[PastWait], estimated_as: list[str]) -> PageRuns:
-    """The waits as runs at the moment when they began, which is 0, each of the kind that it is estimated as."""
+
+def _as_runs(waits: list[OngoingWait]) -> PageRuns:
+    """The waits as a snapshot for an estimator, which reads no sizes."""
     kinds, tenants = {PREFIX: 0}, dict[str, int]()
-    for wait, kind in zip(waits, estimated_as, strict=True):
-        kinds.setdefault(kind, len(kinds))
+    for wait in waits:
+        kinds.setdefault(wait.kind, len(kinds))
         tenants.setdefault(wait.tenant, len(tenants))
     zeros, ones = np.zeros(len(waits)), np.ones(len(waits), np.int64)
-    announced: F64 = np.array([wait.announced_s for wait in waits])
     return PageRuns(
-        since_s=zeros,
-        expected_s=announced,
-        kind=np.array([kinds[kind] for kind in estimated_as], np.int64),
+        since_s=np.array([wait.since_s for wait in waits]),
+        expected_s=np.array([math.nan if wait.expected_s is None else wait.expected_s for wait in waits]),
+        kind=np.array([kinds[wait.kind] for wait in waits], np.int64),
         num_tokens=ones,
         num_pages=ones,
         num_behind=np.zeros(len(waits), np.int64),

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from weft.core.cost.model import ForwardModel
+from weft.core.waits import ExpectedBy
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +63,9 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens whose KV was given up."""
     waited_s: float
     expected_in_s: float | None = None
-    """Seconds to the announced return; None: none was announced."""
+    """Seconds to the expected return; None: nothing is expected, or it waits for the device alone."""
+    expected_by: ExpectedBy | None = None
+    """What `expected_in_s` rests on."""
 
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, array_like=True):

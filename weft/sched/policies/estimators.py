@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.cache.runs import UNUSED, PageRuns
 from weft.core.step import F64, Bool
-from weft.core.waits import without_cohort
+from weft.core.waits import ExpectedBy, without_cohort
 from weft.sched.policies.wait_samples import LASTED_ENOUGH, Lasted, WaitSamples
 
 
@@ -27,6 +27,10 @@ class WaitEstimator(Protocol):
 
     def remaining_s(self, runs: PageRuns, now: float) -> F64:
         """[n] seconds until each return, or the next use of a prefix; not negative."""
+        ...
+
+    def expected_by(self, runs: PageRuns, now: float) -> list[ExpectedBy]:
+        """[n] what `remaining_s` rests on. `runs` have no `sooner_s`."""
         ...
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
@@ -65,6 +69,10 @@ class ElapsedEstimator:
     def remaining_s(self, runs: PageRuns, now: float) -> F64:
         """[n] the time waited so far."""
         return elapsed_s(runs, now)
+
+    def expected_by(self, runs: PageRuns, now: float) -> list[ExpectedBy]:
+        """[n] the time waited so far."""
+        return ["elapsed"] * len(runs.since_s)
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] ones: every wait is taken to end with a return."""
@@ -106,6 +114,10 @@ class OracleEstimator:
         """[n] seconds to the announced return; 0 where it is overdue."""
         known = np.maximum(runs.expected_s - now, 0.0)
         return _or_sooner(np.where(np.isnan(known), elapsed_s(runs, now), known), runs, now)
+
+    def expected_by(self, runs: PageRuns, now: float) -> list[ExpectedBy]:
+        """[n] the announcement, also where it is overdue."""
+        return ["elapsed" if is_missing else "announced" for is_missing in np.isnan(runs.expected_s).tolist()]
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] 0 where nothing was announced and nothing has used the run; else 1."""
@@ -161,6 +173,15 @@ class LearnedEstimator:
         if announced.any():
             found = np.where(announced, runs.expected_s - now, found)
         return _or_sooner(found, runs, now)
+
+    def expected_by(self, runs: PageRuns, now: float) -> list[ExpectedBy]:
+        """[n] an announcement for later than now, or `LASTED_ENOUGH` waits that lasted as long."""
+        known = (self._lasted(runs, now).num_ended >= LASTED_ENOUGH).tolist()
+        announced = (runs.expected_s > now).tolist()
+        return [
+            "announced" if is_announced else "learned" if is_known else "elapsed"
+            for is_announced, is_known in zip(announced, known, strict=True)
+        ]
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] from the waits that lasted as long. Where fewer than `LASTED_ENOUGH` did, as for the longest wait of

@@ -54,4 +54,5 @@ def _card(info: SessionInfo, model: ActiveModel, tenant: str, now: float) -> Ses
         gone_tokens=info.gone_tokens,
         since=now - info.waited_s,
         until=None if info.expected_in_s is None else now + info.expected_in_s,
+        expected_by=info.expected_by,
     )

@@ -33,7 +33,26 @@ class SessionCard(msgspec.Struct, frozen=True, kw_only=True):
     host_tokens: Annotated[int, Meta(description="Tokens whose KV only the host has.")]
     gone_tokens: Annotated[int, Meta(description="Tokens whose KV was given up: a return computes them again.")]
     since: Annotated[float, Meta(description="Start of the wait.")]
-    until: Annotated[float, Meta(description="The announced return; null: none was announced.")] | None = None
+    until: (
+        Annotated[
+            float,
+            Meta(
+                description="The expected return; null: it waits for the device alone, or nothing was announced and "
+                "the interception policy estimates no waits."
+            ),
+        ]
+        | None
+    ) = None
+    expected_by: (
+        Annotated[
+            Literal["announced", "learned", "elapsed"],
+            Meta(
+                description="What `until` rests on. `announced`: the program or the plan announced it; `learned`: "
+                "earlier waits of the kind; `elapsed`: too few of these are known, so as long again as it has waited."
+            ),
+        ]
+        | None
+    ) = None
 
 
 class SessionCards(msgspec.Struct, frozen=True, kw_only=True):
