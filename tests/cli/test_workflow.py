@@ -324,7 +324,12 @@ def asks(tmp_path):
 def in_the_foreground(file, server, *arguments, before=()):
     command = [sys.executable, "-m", "weft.cli.main", "workflow", "run", str(file), "--url", server.url, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*before, *command], **pipes, text=True, env=os.environ.copy())
+    # Where the tests themselves run under nohup, SIGHUP would be ignored.
+    kept = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        return subprocess.Popen([*before, *command], **pipes, text=True, env=os.environ.copy())
+    finally:
+        signal.signal(signal.SIGHUP, kept)
 
 
 def first_wait(process):
