@@ -25,8 +25,7 @@ _decoder = msgspec.json.Decoder(ModelAnswer)
 
 
 CallsInFlight = dict[tuple[str, str], asyncio.Future[ModelAnswer | None]]
-"""Answers that are awaited, or not yet in the database, by tenant and key, on one event loop; None: the call gave none.
-"""
+"""By tenant and key: answers that are awaited, or not yet in the database; None: the call gave none. Of one loop."""
 
 
 class PromptCache:
