@@ -114,7 +114,7 @@ class Parts:
 
     def estimators(self) -> Found:
         """The same by estimator."""
-        return self._rates(ESTIMATORS, SHORT)
+        return self._rates(ESTIMATORS, LONG)
 
     def waste(self) -> Found:
         """Waste under pressure by contender and seed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -377,6 +378,46 @@ def test_no_forward_waits_for_the_last_page_of_a_return(
         assert usages[3].num_cached_tokens == cut
     if others != "rival":
         assert moved == -(-cut // 8) - 1, "each page comes once"
+    stepped.finish()
+
+
+@pytest.mark.parametrize("copies", [60, 2])
+@pytest.mark.parametrize("num_pins", [1, 2])
+def test_pages_come_before_the_forward_where_pins_leave_no_room_for_all(
+    num_pins: int, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pin holds six of 24 pages, and nothing runs. A return of twenty pages brings all that the host has: it would
+    break the pins as it goes on."""
+    stepped = Stepped(num_pages=24, num_host_pages=60)
+    stepped.open(1, [*range(150)])
+    stepped.generate(1, 1)
+    stepped.run()
+    for number in range(num_pins):
+        stepped.open(3, [*range(600 + 50 * number, 648 + 50 * number)])
+        stepped.generate(3, 1)
+        tokens = pack_tokens(stepped.known[3])
+        stepped.run()
+        stepped.release(3)
+        stepped.say(wire.Retain(op=number + 1, tokens=tokens, ttl_s=1e9, weight=math.inf))
+    stepped.open(9, [900] * 90)
+    stepped.generate(9, 1)
+    stepped.run()
+    stepped.release(9)
+    on_device, on_host = stepped.pages(1)
+    assert on_host >= 12
+    Setup(monkeypatch, is_masked=False).copies_per_step(copies)
+    op = stepped.generate(1, 2)
+    moved = 0
+    while stepped.generations[op].ending is None:
+        step = stepped.turn()
+        arriving = step.swap_ins[:, 1]
+        moved += len(arriving)
+        assert step.forward is None or not step.forward.touches(arriving, 8, 24)
+    ending = stepped.generations[op].ending
+    assert isinstance(ending, wire.Finished)
+    assert (ending.usage.num_cached_tokens, ending.usage.num_recomputed_tokens) == (150, 0)
+    assert moved == 19 - on_device, "each page comes once, the tail too"
+    assert stepped.scheduler.stats().retains_ended == {"broken": num_pins}
     stepped.finish()
 
 

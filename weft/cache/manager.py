@@ -196,7 +196,7 @@ class KVCache:
             if node.on_device:
                 start = node
                 continue
-            budget = self.tiers.copy_budget
+            budget = min(self.tiers.copy_budget, self.tiers.num_available)
             if budget <= 0:
                 break
             part = node if node.num_pages <= budget else self.index.split(node, budget)

@@ -78,10 +78,10 @@ class Admission:
                 match = None  # it was given up for this one's room, which its own tokens get as they are computed
         if match is not None and stands_with_others:
             self._sequences.cut_to_index(sequence, now)
-        may_bring = self._has_host and match is not None and cost <= self._cache.num_soon
-        if match is not None and may_bring and self._must_come(sequence, match, tokens, limit, now):
-            self._bring(sequence, match, tokens, limit, cost, now)
-            return "returning"
+        if match is not None and self._has_host and self._must_come(sequence, match, tokens, limit, cost, now):
+            if self._bring(sequence, match, tokens, limit, cost, now):
+                return "returning"
+            match = self._cache.lookup(sequence.table, tokens, limit)
         found = sequence.num_computed if match is None else match.num_pages * self._cache.page_size
         self._sequences.run(sequence, sequence.total - found, now)
         arrival_s = now  # of no use where no KV was looked for
@@ -118,19 +118,29 @@ class Admission:
         if found.continued:
             self._log.trace(sequence, "continued", now, found.continued)
 
-    def _must_come(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, now: float) -> bool:
+    def _must_come(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, cost: int, now: float) -> bool:
         """Whether pages of a waiting sequence are still to come from the host, or come with the step being built."""
-        if match.on_host or self._cache.is_arriving(match):
+        missing, has_pages = cost - self._cache.num_soon, match.on_host or sequence.returning
+        # Nothing else runs, and it would break pins as it writes. The steps in flight hold the pages of a pin.
+        makes_room = missing > 0 and has_pages and self._cache.retention.break_pin(missing, now)
+        if match.on_host or makes_room or self._cache.is_arriving(match):
             return True
         return self._bring_partial(sequence, match, tokens, limit, now)
 
-    def _bring(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, cost: int, now: float) -> None:
+    def _bring(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, cost: int, now: float) -> bool:
         """Bring pages of a waiting sequence from the host, as many as this step's budget of copies has left. It runs in
-        a later step: a forward does not wait for the link."""
+        a later step: a forward does not wait for the link.
+
+        Where nothing else runs, one may start that needs more than there is (`Reclaimer.make_room`). What there is room
+        for comes first: False, once nothing more can come.
+        """
+        missing = cost - self._cache.num_soon
         if not sequence.returning:
             sequence.returning = True
             self._sequences.queue.order.begun(sequence)
         available = self._cache.num_available
+        # With a later step, whose budget is another, or when the steps in flight are done.
+        may_come = self._cache.tiers.copy_budget <= 0 or self._cache.tiers.device.num_fenced > 0
         whole = match.num_pages * self._cache.page_size
         found = self._cache.acquire(sequence.table, match, tokens, whole, now, is_own=sequence.wait is not None)
         sequence.sources.found(sequence.num_computed, found.num_tokens, found.num_from_host)
@@ -139,7 +149,10 @@ class Admission:
             self._bring_partial(sequence, self._cache.lookup(sequence.table, tokens, limit), tokens, limit, now)
         sequence.last_active_s = now
         self._sequences.without_slot[sequence.seq] = sequence
+        if missing > 0 and match.on_host and not (may_come or found.num_from_host):
+            return False
         self.num_promised += max(0, cost - (available - self._cache.num_available))
+        return True
 
     def _bring_partial(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, now: float) -> bool:
         """Whether the page that only begins with the tokens of a waiting sequence comes from the host with this step:
