@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from weft.core.ids import TOKEN_BYTES
 from weft.core.step import U64
+from weft.core.waits import WaitKind
 
 Tier = Literal["device", "host"]
 
@@ -270,6 +271,21 @@ def parts_behind(node: Node) -> list[Node]:
         if len(parts) > MAX_SIBLINGS_SCANNED:
             break
     return parts[1 : 1 + MAX_SIBLINGS_SCANNED]
+
+
+def run_before(node: Node) -> Node | None:
+    """The run before `node`, if it may take the place of `node`: it has no other child, no wait of its own, and a copy
+    on the host exactly if `node` has one. If no wait needs `node`, it must not have been used later, nor been found
+    where `node` was not. None: it has to be ranked."""
+    parent = node.parent
+    if parent is None or parent.waits or len(parent.children) > 1 or bool(parent.copies) != bool(node.copies):
+        return None
+    for one in (node, *parts_behind(node)) if node.children else (node,):
+        for wait in one.waits.values():
+            if wait.kind != WaitKind.PREFIX.value:
+                return parent
+    is_same = parent.last_used_s <= node.last_used_s and parent.was_found == node.was_found
+    return parent if is_same else None
 
 
 def move_waits(source: Node, target: Node) -> None:

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping
 from weft.cache.candidates import Candidates
 from weft.cache.copies import StepCopies
 from weft.cache.given_up import PER_PAGE, GivenUpPrefixes
-from weft.cache.nodes import Node, Wait, children_first, move_waits, parts_behind
+from weft.cache.nodes import Node, Wait, children_first, move_waits, run_before
 from weft.cache.pages import PagePool
 from weft.cache.radix import join_child
 from weft.cache.run_uses import Observe, RunUses
-from weft.cache.runs import PREFIX, Ranker
+from weft.cache.runs import Ranker
 from weft.cache.shares import FairShares
 
 UNLIMITED = 1 << 60
@@ -372,7 +372,7 @@ class TieredPages:
                 self.candidates.skip(node)
                 continue
             wanted = min(count - self.device.num_free, node.num_pages)
-            before = _before(node)
+            before = run_before(node)
             num_moved = 0
             if node.copies and (place.moves or node.is_explicit):
                 num_moved = wanted
@@ -496,7 +496,7 @@ class TieredPages:
                 continue
             keep = max(node.num_pages - wanted, 0)
             place = self.host_candidates.first_place
-            rest = self._split(node, keep) if keep else _before(node)
+            rest = self._split(node, keep) if keep else run_before(node)
             parent = node.parent
             self.uses.gave_up(node, keep, now)
             self._lose(node)
@@ -515,18 +515,3 @@ class TieredPages:
     def _is_moving(self, node: Node) -> bool:
         """Whether a step that is not done copies the node to or from the host."""
         return self.copies.uses("host", node.copies[0])
-
-
-def _before(node: Node) -> Node | None:
-    """The run before `node`, if it may take the place of `node`: it has no other child, no wait of its own, and a copy
-    on the host exactly if `node` has one. If no wait needs `node`, it must not have been used later, nor been found
-    where `node` was not. None: it has to be ranked."""
-    parent = node.parent
-    if parent is None or parent.waits or len(parent.children) > 1 or bool(parent.copies) != bool(node.copies):
-        return None
-    for one in (node, *parts_behind(node)) if node.children else (node,):
-        for wait in one.waits.values():
-            if wait.kind != PREFIX:
-                return parent
-    is_same = parent.last_used_s <= node.last_used_s and parent.was_found == node.was_found
-    return parent if is_same else None
