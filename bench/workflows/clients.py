@@ -135,7 +135,8 @@ STRATEGIES: Mapping[str, Callable[[GraphClient, int], Awaitable[None]]] = {
 
 async def run_clients(strategy: str, workload: Workload, url: str, model: str, salt: str) -> GraphClient:
     """Run a workload by a strategy of `STRATEGIES`."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    # Servers close idle connections, vLLM's after 5 s, and a request that is sent just then is lost.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
     async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits) as http:
         client = GraphClient(workload, model, salt, http)
         await STRATEGIES[strategy](client, len(workload.rows))
