@@ -166,7 +166,8 @@ def run(
     SIGTERM, a closed terminal), it cancels the run. Flows in a Python file, and the functions they call, have all your
     permissions. Standard error gets bars and a summary. The exit status is 1 if a row fails.
     """
-    from weft.cli.workflow_remote import ToldWorkflows, ended_by_signals
+    from weft.cli.signals import ended_by_signals
+    from weft.cli.workflow_remote import ToldWorkflows
     from weft.cli.workflow_text import TextDisplay
     from weft.workflow.frontend.rows import Rows
     from weft.workflow.remote import ServerRun

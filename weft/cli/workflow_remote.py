@@ -1,15 +1,10 @@
-"""A run of a workflow on a server while this command waits for it: its id, the values it waits for, and signals."""
+"""A run of a workflow on a server while this command waits for it: its id, and the values it waits for."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
-from types import FrameType
+from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Self
-
-import typer
 
 from weft.cli.workflow_runs import server_command
 from weft.client import Client, WorkflowRunEvent
@@ -55,30 +50,3 @@ class ToldWorkflows(Workflows):
             self._tell(f"row {wait.row} waits for {wait.node}: {how}")
         else:
             self._tell(f"the run waits for more values: {server_command(f'show {run_id}', self._url)}")
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Within the block, SIGTERM and SIGHUP (a closed terminal) end it as Ctrl-C does. Only the first of them does: a
-    second one must not interrupt the cancellation of a run. Raises `typer.Exit` with the status of the signal."""
-    caught: list[int] = []
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if not caught:
-            caught.append(number)
-            raise KeyboardInterrupt
-
-    is_main = threading.current_thread() is threading.main_thread()
-    # A signal that is ignored, as SIGHUP is under nohup, stays ignored.
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if caught:
-            raise typer.Exit(128 + caught[0]) from None
-        raise
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)

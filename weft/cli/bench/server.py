@@ -15,6 +15,7 @@ from typing import IO
 
 from weft.abi.errors import WeftError
 from weft.cli.settings import Settings, as_toml, keys, variable, with_setting
+from weft.cli.signals import ended_by_signals
 
 HOST = "127.0.0.1"
 POLL_S = 0.1
@@ -86,19 +87,20 @@ def server_process(
     ready: str = "/ready",
     log: IO[bytes] | None = None,
 ) -> Iterator[ServerProcess]:
-    """Start a server; yields it when it answers the path `ready`, and ends it. Raises `WeftError` if it ends before. It
-    writes to `log`, or to the benchmark's own output."""
-    process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)  # noqa: S603
-    try:
-        _wait_ready(process, port, ready)
-        yield ServerProcess(f"http://{HOST}:{port}", process)
-    finally:
-        process.terminate()
+    """Start a server; yields it when it answers the path `ready`, and ends it, also when a signal ends the benchmark.
+    Raises `WeftError` if it ends before. It writes to `log`, or to the benchmark's own output."""
+    with ended_by_signals():
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)  # noqa: S603
         try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _wait_ready(process, port, ready)
+            yield ServerProcess(f"http://{HOST}:{port}", process)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _wait_ready(process: subprocess.Popen[bytes], port: int, ready: str) -> None:
