@@ -53,7 +53,7 @@ def num_tokens(answer: httpx.Response) -> int:
     return sum(len(choice["logprobs"]["tokens"]) for choice in choices)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_a_stream_is_finished_before_the_server_ends(number: signal.Signals) -> None:
     with serving(*SMALL, own_group=True) as (front, client):
         with client.stream("POST", "/v1/completions", json=STREAM) as answer:
@@ -66,7 +66,7 @@ def test_a_stream_is_finished_before_the_server_ends(number: signal.Signals) -> 
         ended_well(front)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_an_idle_server_ends_without_a_word(number: signal.Signals) -> None:
     with serving(*SMALL, own_group=True, WEFT_PROGRAMS_START="eager") as (front, client):
         assert client.post("/v1/completions", json=STREAM | {"stream": False, "max_tokens": 2}).status_code == 200

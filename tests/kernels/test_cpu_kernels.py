@@ -162,7 +162,10 @@ def test_every_level_but_the_portable_one_packs(kernels, dtype):
 
 @packing
 @dtypes
-@pytest.mark.parametrize(("outputs", "inputs"), [(32, 32), (64, 96), (96, 2080), (1024, 1536), (160, 512)])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"),
+    [(32, 32), (64, 96), (96, 2080), (1024, 384), (160, 512), pytest.param(1024, 1536, marks=pytest.mark.soak)],
+)
 def test_product_with_a_packed_weight(kernels, dtype, outputs, inputs):
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
