@@ -18,7 +18,7 @@ any machine.
     ablation    one technique after the other, at 2 requests per second (APIServe, section 5.2)
     figures     latency and completed requests by rate, of all policies (APIServe, figures 2 and 3)
 
-What is claimed (`rates`, `waste`, `collapse`, `estimators`) is of half an hour of arrivals and every seed, `order` and
+What is claimed (`rates`, `waste`, `collapse`) is of half an hour of arrivals and every seed, `estimators`, `order` and
 `ablation` are of ten minutes and every seed, `figures` of ten minutes and the first seed.
 """
 
@@ -114,7 +114,7 @@ class Parts:
 
     def estimators(self) -> Found:
         """The same by estimator."""
-        return self._rates(ESTIMATORS, LONG)
+        return self._rates(ESTIMATORS, SHORT)
 
     def waste(self) -> Found:
         """Waste under pressure by contender and seed."""

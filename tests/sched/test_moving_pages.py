@@ -421,6 +421,42 @@ def test_pages_come_before_the_forward_where_pins_leave_no_room_for_all(
     stepped.finish()
 
 
+@pytest.mark.parametrize("copies", [60, 2])
+def test_a_return_starts_with_what_came_where_nothing_gives_way_before(
+    copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two programs share twelve of 24 pages, which are therefore not lent. A return of twenty pages brings as many as
+    are free, then starts, computes the rest, and takes those pages as it writes."""
+    stepped = Stepped(num_pages=24, num_host_pages=60)
+    stepped.open(1, [*range(150)])
+    stepped.generate(1, 1)
+    stepped.run()
+    stepped.open(9, [900] * 180)
+    stepped.generate(9, 1)
+    stepped.run()
+    stepped.release(9)
+    first = stepped.program(3, 12)
+    stepped.run()
+    first.do(wire.ExportPages, queue=1, pages=first.packed, name="pages")
+    stepped.run()
+    stepped.program(4, 12, like=first)
+    stepped.run()
+    on_device, on_host = stepped.pages(1)
+    assert (on_device + on_host, len(stepped.scheduler.spaces.device_pages())) == (18, 12)
+    Setup(monkeypatch, is_masked=False).copies_per_step(copies)
+    op = stepped.generate(1, 2)
+    moved = 0
+    while stepped.generations[op].ending is None:
+        step = stepped.turn()
+        arriving = step.swap_ins[:, 1]
+        moved += len(arriving)
+        assert step.forward is None or not step.forward.touches(arriving, 8, 24)
+    ending = stepped.generations[op].ending
+    assert isinstance(ending, wire.Finished)
+    assert ending.usage.num_cached_tokens == 8 * (on_device + moved)
+    stepped.finish()
+
+
 @pytest.mark.parametrize(("num_common", "copies"), [(9, 60), (13, 0)], ids=["one-token", "no-budget"])
 def test_the_tokens_of_a_part_of_a_page_are_computed_where_it_is_not_brought(
     num_common: int, copies: int, monkeypatch: pytest.MonkeyPatch

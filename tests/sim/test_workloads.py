@@ -48,6 +48,19 @@ def test_contexts_are_those_at_a_call(drawn: list[SessionScript], kind: str) -> 
     assert np.std(means) == pytest.approx(expected.deviation, rel=0.12)
 
 
+def test_what_a_session_keeps_while_it_waits_bounds_what_fits_a_device() -> None:
+    """Token-seconds in pages of 16, of half an hour of arrivals: the bound on `preserve` in docs/benchmarks.md."""
+    kept = []
+    for session in mixture(MixtureParameters(rate=1.0), 0):
+        context = token_seconds = 0.0
+        for turn in session.turns:
+            context += turn.new_tokens + turn.output_tokens
+            token_seconds += turn.wait_s * 16 * np.ceil(context / 16)
+        kept.append(token_seconds)
+    assert round(float(np.mean(kept)), -2) == 79_400
+    assert round(52_000 / float(np.mean(kept)), 2) == 0.65
+
+
 def test_lengths_follow_the_parameters() -> None:
     changed = MixtureParameters(rate=1.0, minutes=30, generated_tokens=(5, 9), returned_factor=3.0)
     scripts = mixture(changed, 0)

@@ -75,10 +75,13 @@ def test_it_ends_with_a_benchmark_that_a_signal_ends(number: signal.Signals) -> 
     finally:
         signal.signal(signal.SIGHUP, kept)
     with benchmark:
-        assert benchmark.stdout is not None
-        pid = int(benchmark.stdout.readline())
-        assert benchmark.stdout.readline() == "stopped\n"
-        benchmark.send_signal(number)
-        assert benchmark.wait(60) == 128 + number
+        try:
+            assert benchmark.stdout is not None
+            pid = int(benchmark.stdout.readline())
+            assert benchmark.stdout.readline() == "stopped\n"
+            benchmark.send_signal(number)
+            assert benchmark.wait(60) == 128 + number
+        finally:
+            benchmark.kill()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
