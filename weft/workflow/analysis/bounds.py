@@ -192,22 +192,41 @@ def operator_work(operator: Operator, prompt_tokens: _Rows, prefill_tokens: floa
 def work_bound_s(
     work: EngineWork, forward: ForwardModel, max_step_tokens: int, kv_tokens: int, max_rows: int | None = None
 ) -> float:
-    """Seconds that one engine takes for the work at least, however it is batched: each token, output row and KV entry
-    costs what it costs in the best of steps, and there are no fewer steps than the limits of a step allow. `max_rows`
+    """Seconds that one engine takes for the work at least, however it is batched: query tokens are in the best of steps,
+    of which there are no fewer than the limits of a step allow, and each output row and KV entry costs its part. `max_rows`
     are the calls that decode in one, None: any number."""
     tokens = work.prefill_tokens + work.decodes
     if not tokens:
         return 0.0
     steps = math.ceil(max(tokens / max_step_tokens, work.own_kv / kv_tokens, work.decodes / (max_rows or math.inf)))
-    sizes = [max_step_tokens, *(knot for knot in forward.knots if knot < max_step_tokens)]
-    per_token_s = min(forward.tokens_s(size) / size for size in sizes)
     return (
-        steps * forward.base_s
-        + per_token_s * tokens
+        _steps_bound_s(tokens, steps, forward, max_step_tokens)
         + forward.per_row_s * work.decodes
         + forward.per_output_s * work.outputs
         + forward.per_decode_kv_s * work.decode_kv
     )
+
+
+def _steps_bound_s(tokens: float, least_steps: float, forward: ForwardModel, max_step_tokens: int) -> float:
+    """Seconds of at least so many steps that compute so many query tokens, the weights read in each of them included.
+
+    On the lower convex hull of a step's time over its tokens, steps of equal size are the best that n steps can do
+    (Jensen), and the total is convex in n: it is least at the fewest steps, or where a step's size is a corner of the
+    hull.
+    """
+    sizes = [0, *(knot for knot in forward.knots if knot < max_step_tokens), max_step_tokens]
+    hull: list[tuple[int, float]] = []
+    for size, seconds in zip(sizes, map(forward.tokens_s, sizes), strict=True):
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], (size, seconds)):
+            hull.pop()
+        hull.append((size, seconds))
+    corners, least_s = zip(*hull, strict=True)
+    counts = [least_steps, *(tokens / size for size in corners[1:] if tokens / size > least_steps)]
+    return min(n * (forward.base_s + float(np.interp(tokens / n, corners, least_s))) for n in counts)
+
+
+def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0])
 
 
 def call_bound_s(operator: Operator, prompt_tokens: _Rows, forward: ForwardModel) -> _Rows:
