@@ -192,9 +192,9 @@ def operator_work(operator: Operator, prompt_tokens: _Rows, prefill_tokens: floa
 def work_bound_s(
     work: EngineWork, forward: ForwardModel, max_step_tokens: int, kv_tokens: int, max_rows: int | None = None
 ) -> float:
-    """Seconds that one engine takes for the work at least, however it is batched: query tokens are in the best of steps,
-    of which there are no fewer than the limits of a step allow, and each output row and KV entry costs its part. `max_rows`
-    are the calls that decode in one, None: any number."""
+    """Seconds that one engine takes for the work at least, however it is batched: query tokens are in the best of
+    steps, of which there are no fewer than the limits of a step allow, and each output row and KV entry costs its part.
+    `max_rows` are the calls that decode in one, None: any number."""
     tokens = work.prefill_tokens + work.decodes
     if not tokens:
         return 0.0
@@ -222,7 +222,8 @@ def _steps_bound_s(tokens: float, least_steps: float, forward: ForwardModel, max
         hull.append((size, seconds))
     corners, least_s = zip(*hull, strict=True)
     counts = [least_steps, *(tokens / size for size in corners[1:] if tokens / size > least_steps)]
-    return min(n * (forward.base_s + float(np.interp(tokens / n, corners, least_s))) for n in counts)
+    each_s = np.interp(tokens / np.array(counts), corners, least_s) + forward.base_s
+    return float((counts * each_s).min())
 
 
 def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
