@@ -27,15 +27,16 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def step(num_out: int = 0, num_in: int = 0) -> Step:
-    """A chunk of 100 tokens of a sequence with 250 then, beside a decoding sequence with 400."""
+def step(num_out: int = 0, num_in: int = 0, shared: int = 0) -> Step:
+    """A chunk of 100 tokens of a sequence with 250 then, beside a decoding sequence with 400. Both begin with `shared`
+    pages."""
     forward = ForwardBatch(
         token_ids=np.zeros(101, np.int32),
         positions=np.zeros(101, np.int32),
         write_slots=np.zeros(101, np.int32),
         q_indptr=ints(0, 1, 101),
         kv_indptr=ints(0, 25, 41),
-        kv_page_ids=np.zeros(41, np.int32),
+        kv_page_ids=np.array([*range(25), *range(shared), *range(25, 41 - shared)], np.int32),
         kv_lens=ints(400, 250),
         output_tokens=ints(0),
     )
@@ -77,8 +78,10 @@ def test_what_recomputation_stalls_is_its_predicted_part_of_the_time() -> None:
     whole_s = costs.predict_forward_s(shape)
     part = (whole_s - costs.predict_forward_s(shape._replace(num_tokens=41))) / whole_s
     assert 0.2 < part < 0.9
-    flight = InFlight(7, recomputed_tokens=60, recomputing_tokens=250)
+    flight = InFlight(7, recomputed_tokens=60, recomputing_rows=[1])
     assert count(costs, step(), flight) == pytest.approx((0.0, 500.0, 0.0, part * 2.0 * 400))
+    of_shared_pages = count(costs, step(shared=5), flight)
+    assert of_shared_pages == pytest.approx((0.0, 500.0, 0.0, part * 2.0 * (400 - 5 * PAGE)))
     assert count(None, step(), flight) == (0.0, 500.0, 0.0, 0.0), "without a profile nothing is known of stalls"
 
 

@@ -127,6 +127,23 @@ class ForwardBatch(msgspec.Struct, frozen=True):
         written = self.write_slots[self.write_slots >= 0] // page_size
         return bool(found[self.kv_page_ids].any() or found[written].any())
 
+    def kv_tokens(self, page_size: int, rows: list[int] | None = None) -> int:
+        """KV entries of these rows, None: of all. A page that several have counts once: as a full one, unless it is the
+        last of all of them."""
+        bounds, lengths, pages = self.kv_indptr, self.kv_lens, self.kv_page_ids
+        if rows is not None:
+            kept = [pages[bounds[row] : bounds[row + 1]] for row in rows]
+            lengths, pages = lengths[rows], np.concatenate([NO_INTS, *kept])
+            bounds = np.cumsum([0, *map(len, kept)], dtype=np.int32)
+        held = np.zeros(int(pages.max(initial=-1)) + 1, np.int32)
+        some = lengths > 0
+        ends, last = bounds[1:][some] - 1, (lengths[some] - 1) % page_size + 1
+        held[pages[ends]] = last
+        is_full = np.ones(len(pages), np.bool_)
+        is_full[ends] = last == page_size
+        held[pages[is_full]] = page_size
+        return int(held.sum())
+
     @property
     def num_tokens(self) -> int:
         """T, the query tokens of the batch."""

@@ -61,8 +61,8 @@ class InFlight:
     num_rows: int = 0
     recomputed_tokens: int = 0
     """Query tokens of sequences whose KV had existed."""
-    recomputing_tokens: int = 0
-    """KV tokens of the sequences that they belong to."""
+    recomputing_rows: list[int] = field(default_factory=list)
+    """Rows of the forward that they are in."""
     objective_tokens: dict[str, int] = field(default_factory=dict)
     """Query tokens by objective; empty: all count as `latency`. So do those that are not in it, of spaces."""
     waits_for_pages: bool = False

@@ -192,7 +192,7 @@ class StepPlanner:
         again = self._count_chunk(sequence, start, end, now)
         if again:
             builder.in_flight.recomputed_tokens += again
-            builder.in_flight.recomputing_tokens += end
+            builder.in_flight.recomputing_rows.append(builder.num_rows - 1)
         sequence.begin_kv(end)
         for sampler in samplers:
             self._begin_decoding(builder, sampler, now)

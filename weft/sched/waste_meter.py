@@ -5,9 +5,11 @@ measured step by step:
 
     preserve    KV on the device of sequences that wait for something other than the device; pages that several of them
                 share count once, pages that a running or queued sequence uses too do not count
-    recompute   KV of a sequence while tokens of it are computed that were computed before
+    recompute   KV of the sequences of a step of which it computes tokens again
     swap        device pages that a step moves to or from the host
     stalled     KV of the other sequences of a step, for the time by which recomputation and swaps lengthen it
+
+A page that several sequences of a step share counts once.
 
 `weft.sched.policies.waste` has the equations by which policies estimate it.
 """
@@ -47,7 +49,7 @@ class StepKV(NamedTuple):
     computing: int = 0
     """Of the sequences that the step computes something for."""
     recomputing: int = 0
-    """Of those, KV of the sequences whose tokens it computes again."""
+    """Of those, KV of the sequences of which it computes tokens again."""
     moved: int = 0
     """Of pages that the step moves between the tiers."""
 
@@ -88,16 +90,17 @@ class WasteMeter:
         if not (num_out or num_in or flight.recomputed_tokens or flight.waits_for_pages):
             return
         recompute_part = swap_part = 0.0
-        computing = 0
-        if step.forward is not None:
-            shape = StepShape.of(step.forward)
-            computing = shape.decode_kv + shape.chunk_kv
-            if self._costs is not None and (num_out or num_in or flight.recomputed_tokens):
+        computing = recomputing = 0
+        if step.forward is not None and (num_out or num_in or flight.recomputed_tokens):
+            computing = step.forward.kv_tokens(self._page_size)
+            recomputing = step.forward.kv_tokens(self._page_size, flight.recomputing_rows)
+            if self._costs is not None:
+                shape = StepShape.of(step.forward)
                 recompute_part, swap_part = _parts(self._costs, shape, flight.recomputed_tokens, num_out, num_in)
         kv = StepKV(
             flight.intercepted_tokens if flight.waits_for_pages else 0,
             computing,
-            flight.recomputing_tokens,
+            recomputing,
             (num_out + num_in) * self._page_size,
         )
         self._in_flight[step.step_id] = _Noted(kv, recompute_part, swap_part)

@@ -60,7 +60,7 @@ class WasteLedger:
         self.pressed_rows = 0.0
         """Rows of these steps, times their seconds."""
         self.pressed_kv = 0.0
-        """KV tokens of the sequences that they compute something for, times their seconds."""
+        """KV tokens of their rows, times their seconds."""
         self.swapped_pages = 0
         self._scheduler = scheduler
         self._costs = costs
@@ -72,13 +72,16 @@ class WasteLedger:
 
     def observe(self, step: Step, flight: InFlight, timing: StepTiming) -> None:
         """Add the waste and the memory of a step."""
-        computing = timing.shape.decode_kv + timing.shape.chunk_kv
-        again, recomputing = self._recomputed(step, flight) if flight.written else (0, 0)
+        again, rows = self._recomputed(step, flight) if flight.written else (0, [])
+        moved = len(step.swap_outs) + len(step.swap_ins)
+        computing = recomputing = 0
+        if step.forward is not None and (again or moved):
+            computing = step.forward.kv_tokens(self._page_size)
+            recomputing = step.forward.kv_tokens(self._page_size, rows)
         recompute_s = 0.0
         if again:
             shape = timing.shape._replace(num_tokens=timing.shape.num_tokens - again)
             recompute_s = timing.forward_s - (self._costs.predict_forward_s(shape) if shape.num_tokens else 0.0)
-        moved = len(step.swap_outs) + len(step.swap_ins)
         kv = StepKV(self._scheduler.intercepted_tokens, computing, recomputing, moved * self._page_size)
         waste = kv.waste(timing.device_s, recompute_s, timing.device_s - timing.forward_s)
         self.busy_s += timing.device_s
@@ -87,7 +90,7 @@ class WasteLedger:
         if flight.waits_for_pages or self._lacks_pages():
             self.pressed_s += timing.device_s
             self.pressed_rows += timing.shape.num_rows * timing.device_s
-            self.pressed_kv += computing * timing.device_s
+            self.pressed_kv += (timing.shape.decode_kv + timing.shape.chunk_kv) * timing.device_s
             self._pressed = self._pressed.plus(waste)
             if self.pressed and self.pressed[-1][1] >= timing.begin_s:
                 self.pressed[-1] = self.pressed[-1][0], timing.end_s
@@ -119,12 +122,13 @@ class WasteLedger:
             swap_hidden=1.0,
         )
 
-    def _recomputed(self, step: Step, flight: InFlight) -> tuple[int, int]:
-        """Tokens of the step that are computed again, and the KV tokens of the rows that they are in."""
+    def _recomputed(self, step: Step, flight: InFlight) -> tuple[int, list[int]]:
+        """Tokens of the step that are computed again, and the rows that they are in."""
         assert step.forward is not None
+        rows = list[int]()
         first = len(flight.decoded)
         bounds = step.forward.q_indptr[first:].tolist()
-        again = kv = 0
+        again = 0
         for row, (sequence, _, end) in enumerate(flight.written):
             count = bounds[row + 1] - bounds[row]
             self.prefill_tokens += count
@@ -135,9 +139,9 @@ class WasteLedger:
             found = self._known.compute(sequence.handle, end - count, end)
             if found:
                 again += found
-                kv += end
+                rows.append(first + row)
         self.recomputed_tokens += again
-        return again, kv
+        return again, rows
 
     def _lacks_pages(self) -> bool:
         """Whether a waiting sequence needs more pages than are free or cached. A step whose tokens are used up before

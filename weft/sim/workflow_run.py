@@ -160,8 +160,8 @@ class WorkflowPlayer:
         if self._rounds is not None:
             for rows in self._rounds.due(state, is_open=self._num_opened < self._num_rows):
                 self._rounds.put(state, rows, self._rounds.ranks(rows))
-        waiting, calls = self._limits.waiting_calls - self._num_waiting, self._limits.calls - self._num_calls
-        for instruction in state.take(max(min(waiting, calls), 0)):
+        limits = self._limits
+        for instruction in state.take(limits.calls - self._num_calls, limits.waiting_calls - self._num_waiting):
             if isinstance(instruction, CallModel):
                 self._ask(instruction)
             elif isinstance(instruction, RowDone):

@@ -84,10 +84,17 @@ def test_each_engine_has_windows_of_its_own() -> None:
         assert all(one <= other for one, other in pairwise(starts))
 
 
-@pytest.mark.parametrize("kv_tokens", [50, 150])
+@pytest.mark.parametrize("kv_tokens", [50, 100])
 def test_an_engine_that_has_no_room_for_a_row_has_one_window(kv_tokens: int) -> None:
     assert len(made_parts := planned(kv_tokens).arrangement.parts) <= MAX_PARTS
     assert {part.group.rows for part in made_parts} == {part.group.rows for part in planned(100_000).arrangement.parts}
+
+
+@pytest.mark.parametrize(("kv_tokens", "most"), [(150, 1), (250, 2)])
+def test_where_half_of_an_engine_is_too_little_for_a_row_windows_fill_it(kv_tokens: int, most: int) -> None:
+    assert {len(rows) for rows in windows(planned(kv_tokens))} == {most}
+    apart = graph({"id": "say", **FACTS}, llm("think", "Of {{say}}"), llm("judge", "Judge {{think}}"))
+    assert windows(planned(kv_tokens, raw=apart)) == [set(range(ROWS))], "no call goes on with what another has read"
 
 
 def test_a_schedule_that_would_have_too_many_parts_stays_whole() -> None:

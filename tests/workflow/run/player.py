@@ -65,7 +65,7 @@ class Player:
         """To the end. Returns the rows in order."""
         waiting = list(enumerate(self.rows))
         while waiting or self.state.num_rows or self.state.has_instructions:
-            if waiting and (self.random.random() < 0.3 or not (self.open or self.state.has_next)):
+            if waiting and (self.random.random() < 0.3 or not (self.open or self.state.has_next())):
                 self.state.open_row(*waiting.pop(0))
             next_try_s = self.state.wake(self.now)
             self.state.work_all()
@@ -73,7 +73,7 @@ class Player:
             self._take(self.state.take(self.max_calls - calls))
             if self.open:
                 self._step(self.open.pop(self.random.randrange(len(self.open))))
-            elif next_try_s is not None and not self.state.has_next:
+            elif next_try_s is not None and not self.state.has_next():
                 self.now = next_try_s
         return [self.done[row] for row in sorted(self.done)]
 

@@ -107,6 +107,58 @@ def test_few_calls_wait_and_they_are_the_first_ones() -> None:
     asyncio.run(main())
 
 
+def test_calls_that_go_on_with_a_conversation_do_not_wait_behind_those_that_begin_one() -> None:
+    again = {"id": "again", "op": "llm", "messages": [{"chat": "a"}, {"role": "user", "content": "again {{q}}"}]}
+    chats = graph(llm("a", "{{q}}"), again, llm("end", "end {{again}}"))
+
+    async def main() -> None:
+        backend = ManualBackend()
+        running = asyncio.create_task(collected(driver(chats, ROWS, RunServices(backend), calls=5, waiting_calls=2)))
+        await settled()
+        for name in ("0", "1"):
+            backend.started[name]()
+        await settled()
+        assert backend.asked == ["0", "1", "2", "3"], "two wait for the engine"
+        backend.answer("1")
+        backend.answer("0")
+        await settled()
+        assert backend.asked[4:] == ["again 0", "again 1"], "in order, though two wait"
+        backend.started["2"]()
+        await settled()
+        assert len(backend.asked) == 6, "three wait"
+        backend.answer("again 0")
+        backend.started["again 1"]()
+        await settled()
+        assert backend.asked[6].startswith("end "), "as few wait as may"
+        assert len(backend.asked) == 7
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_no_more_calls_are_in_progress_however_many_go_on() -> None:
+    again = {"id": "b", "op": "llm", "messages": [{"chat": "a"}, {"role": "user", "content": "b {{q}}"}]}
+    more = {"id": "c", "op": "llm", "messages": [{"chat": "a"}, {"role": "user", "content": "c {{q}}"}]}
+
+    async def main() -> None:
+        backend = ManualBackend()
+        chats = graph(llm("a", "{{q}}"), again, more, outputs={"b": "b", "c": "c"})
+        running = asyncio.create_task(collected(driver(chats, ROWS, RunServices(backend), calls=3, waiting_calls=1)))
+        await settled()
+        for name in ("0", "1"):
+            backend.started[name]()
+            await settled()
+        backend.answer("0")
+        backend.answer("1")
+        await settled()
+        assert backend.asked == ["0", "1", "2", "b 0", "c 0"]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
 def test_rows_are_read_as_they_are_needed() -> None:
     async def main() -> None:
         read = []

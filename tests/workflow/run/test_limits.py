@@ -89,9 +89,9 @@ def state_of(raw: dict[str, Any], rows: int, most: int) -> RunState:
 def test_calls_that_may_use_all_that_is_left_run_alone() -> None:
     state = state_of(UNBOUNDED, 3, 100)
     (first,) = calls_of(state, CallBound(10, None))
-    assert not state.has_next
+    assert not state.has_next()
     state.answered(first.task, ModelAnswer("x", usage=CallUsage(10, 0, 5)))
-    assert state.has_next
+    assert state.has_next()
     (second,) = state.take(100)[1:]
     assert isinstance(second, CallModel)
 
@@ -110,9 +110,9 @@ def test_an_answer_past_the_limit_is_an_error_and_so_is_every_later_call() -> No
 def test_a_call_that_failed_gives_back_what_it_might_have_used() -> None:
     state = state_of(BOUNDED, 2, 100)
     (first,) = calls_of(state, CallBound(60, 20))
-    assert not state.has_next
+    assert not state.has_next()
     state.failed(first.task, ValueError("no"), 0.0)
-    assert state.has_next
+    assert state.has_next()
 
 
 def test_tokens_of_an_answer_that_is_refused_are_used() -> None:

@@ -284,7 +284,7 @@ def test_the_state_knows_time_as_an_argument() -> None:
     for done in state.take(5):
         assert isinstance(done, RowDone)
         assert_out_of_time(done, "the run has taken the 1.5 seconds that it may take")
-    assert (state.num_rows, state.counts.failed_rows, state.has_next) == (0, 2, False)
+    assert (state.num_rows, state.counts.failed_rows, state.has_next()) == (0, 2, False)
 
 
 def test_a_session_is_out_of_time() -> None:

@@ -18,7 +18,9 @@ from weft.workflow.planner.join import SchedulePart
 from weft.workflow.planner.place import EnginePlacement
 
 WINDOW_PART = 0.5
-"""Of an engine's KV, for the rows of one window: calls of the next one begin while the last ones of it run."""
+"""Of an engine's KV, for the rows of one window: calls of the next one begin while the last ones of it run. Where that
+is too little for a row, a window has as many as fit the whole, if they have conversations that go on: else a row uses
+nothing again that other rows would displace."""
 MAX_PARTS = 1024
 """Of a schedule in windows; one that would need more stays whole."""
 
@@ -56,10 +58,27 @@ def _windows(costing: Costing, placement: EnginePlacement, number: int) -> list[
     for engine, operators in by_engine.items():
         common, own = _kv_tokens(costing, operators, rows)
         capacity = costing.kv_tokens[engine]
-        room = capacity * WINDOW_PART - common
-        if common + own.sum() > capacity and own.max() <= room:
-            count = max(count, int(np.ceil(own.sum() / room)))
+        part, whole = capacity * WINDOW_PART - common, capacity - common
+        if own.sum() <= whole or own.max() > whole:
+            continue
+        if own.max() <= part:
+            count = max(count, int(np.ceil(own.sum() / part)))
+        elif _continues(costing, operators, rows):
+            count = max(count, int(np.ceil(len(own) / (whole // own.max()))))
     return cut(rows, count)
+
+
+def _continues(costing: Costing, operators: Sequence[int], rows: RowRange) -> bool:
+    """Whether the prompt of some operator begins like that of one that it needs, and otherwise than in other rows."""
+    prompts = costing.prompts
+    for operator in operators:
+        for need in costing.operators[operator].needs:
+            node = prompts.last_common[operator, need]
+            if node >= 0:
+                classes = prompts.classes[node][slice(*rows)]
+                if (classes != classes[0]).any():
+                    return True
+    return False
 
 
 def _kv_tokens(costing: Costing, operators: Sequence[int], rows: RowRange) -> tuple[int, npt.NDArray[np.float64]]:

@@ -60,7 +60,8 @@ class Concurrency(NamedTuple):
     calls: int = 256
     """Calls at one engine; at the model's server, where its engines are not known."""
     waiting_calls: int = 10
-    """Of those, calls that an engine has not begun: few, so that the order of the plan is the engine's order."""
+    """Of those, calls that an engine has not begun. While so many wait, no call begins a conversation, so that the
+    order of the plan is the engine's order; calls that go on with one are sent in any case (`ReadyCalls`)."""
     functions: int = 16
     """Functions and programs, those of the earliest rows first."""
 
@@ -171,7 +172,7 @@ class Driver:
                 if self._planner is not None:
                     await self._planner.advance(self._state, is_open=self._is_open)
                 next_try_s = self._state.wake(self._now())
-                for instruction in self._state.take(self._room()):
+                for instruction in self._state.take(*self._room()):
                     if isinstance(instruction, Notice):
                         if isinstance(instruction, RowDone):
                             self.feed.end_row(instruction.row)
@@ -244,8 +245,9 @@ class Driver:
             self._state.open_row(*found)
             await self._evaluate()
 
-    def _room(self) -> int:
-        return max(min(self._at_once.calls - self._num_calls, self._at_once.waiting_calls - self._num_waiting), 0)
+    def _room(self) -> tuple[int, int]:
+        """How many calls may be sent, and how many of them may begin a conversation."""
+        return self._at_once.calls - self._num_calls, self._at_once.waiting_calls - self._num_waiting
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -254,7 +256,8 @@ class Driver:
         """Wait for something to report, and report all there is. Returns at once while rows have ended."""
         if self._state.has_instructions or self._state.has_work or self._may_open:
             return
-        if self._room() and self._state.has_next:
+        max_calls, max_new = self._room()
+        if max_calls > 0 and self._state.has_next(max_new):
             return
         pause = None if next_try_s is None else max(next_try_s - self._now(), 0.0)
         with suppress(TimeoutError):

@@ -154,7 +154,8 @@ class Evaluation:
             case LlmNode():
                 request = request_of(node, value_of)
                 self._hold(frame, _own_bytes(node, request.body))
-                self._ask(frame, node, CallModel(name, request, node.cache, site_of(frame, node.id)))
+                site = site_of(frame, node.id)
+                self._ask(frame, node, CallModel(name, request, node.cache, site, node.continued is not None))
             case MapNode():
                 items = items_of(node, value_of(reference_of(node.over)))
                 frame.opened[node.id] = OpenMap(len(items))

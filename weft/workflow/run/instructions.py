@@ -30,6 +30,8 @@ class CallModel(NamedTuple):
     request: ModelRequest
     may_be_cached: bool
     site: CallSite
+    goes_on: bool = False
+    """With a conversation in which the model has answered."""
 
 
 class FindCost(NamedTuple):

@@ -40,6 +40,7 @@ from weft.workflow.run.instructions import (
 )
 from weft.workflow.run.ledger import CallLedger, merged
 from weft.workflow.run.order import CallSite, Hints, Order, no_hints, row_by_row
+from weft.workflow.run.ready_calls import ReadyCalls
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
@@ -108,8 +109,7 @@ class RunState(Evaluation):
         self.num_opened = 0
         """Rows that have arrived."""
         self._tasks: dict[TaskName, _Task] = {}
-        self._ready: list[tuple[tuple[Any, ...], TaskName]] = []
-        """Calls to be sent, a heap."""
+        self._ready = ReadyCalls()
         self._later: list[tuple[float, TaskName]] = []
         """Tasks to be tried again, a heap."""
         self._equal: dict[str, list[TaskName]] = {}
@@ -229,27 +229,32 @@ class RunState(Evaluation):
 
     # ---- instructions
 
-    def take(self, max_calls: int) -> list[Instruction]:
-        """What is to be done now: everything but calls of models, and of those the first `max_calls` in order. All
-        that can be evaluated must have been (`work`)."""
-        calls: list[Instruction] = []
-        while len(calls) < max_calls and self._ready:
-            name = self._ready[0][1]
+    def take(self, max_calls: int, max_new: int | None = None) -> list[Instruction]:
+        """What is to be done now: everything but calls of models, and of those the first `max_calls` in order, of which
+        `max_new`, None: all, may begin a conversation. All that can be evaluated must have been (`work`)."""
+        calls: list[CallModel] = []
+        max_new = max_calls if max_new is None else max_new
+        while len(calls) < max_calls:
+            name = self._ready.first(may_begin=max_new > 0)
+            if name is None:
+                break
             bound = self._tasks[name].bound
             try:
                 if not self._allowance.has_room(bound):
                     break
             except LimitExceeded as limit:
-                heapq.heappop(self._ready)
+                self._ready.remove(name)
                 self._costs.spend(1)
                 self.failed(name, limit, 0.0)
                 if self._costs.is_turn_over:
                     break
                 continue
-            heapq.heappop(self._ready)
+            self._ready.remove(name)
             self._allowance.send(name, bound)
             self._unstarted.pop(name.row, None)
-            calls.append(self._to_send(self._tasks[name]))
+            call = self._to_send(self._tasks[name])
+            max_new -= not call.goes_on
+            calls.append(call)
         others, self._out = self._out, []
         for each in others:
             if isinstance(each, RowDone):
@@ -263,8 +268,7 @@ class RunState(Evaluation):
 
     def sort(self) -> None:
         """The order has changed: sort the calls that are ready by it."""
-        self._ready = [(self._rank(self._tasks[name]), name) for _, name in self._ready]
-        heapq.heapify(self._ready)
+        self._ready.sort(lambda name: self._rank(self._tasks[name]))
 
     def measured(self) -> dict[str, dict[str, Any]]:
         """Figures of nodes by label, as `weft.workflow.plan` takes them: means of what has happened so far."""
@@ -290,14 +294,14 @@ class RunState(Evaluation):
         """Whether `take(0)` would return something."""
         return bool(self._out)
 
-    @property
-    def has_next(self) -> bool:
-        """Whether `take(1)` would send a call, or refuse one: not where the next one waits for what calls in progress
-        leave of the limit."""
-        if not self._ready:
+    def has_next(self, max_new: int = 1) -> bool:
+        """Whether `take(1, max_new)` would send a call, or refuse one: not where the next one waits for what calls in
+        progress leave of the limit."""
+        name = self._ready.first(may_begin=max_new > 0)
+        if name is None:
             return False
         try:
-            return self._allowance.has_room(self._tasks[self._ready[0][1]].bound)
+            return self._allowance.has_room(self._tasks[name].bound)
         except LimitExceeded:
             return True
 
@@ -328,7 +332,7 @@ class RunState(Evaluation):
         elif self._allowance.counts_calls and not task.is_counted:
             self._out.append(FindCost(task.instruction, self._allowance.counts_tokens))
         else:
-            heapq.heappush(self._ready, (self._rank(task), name))
+            self._ready.add(self._rank(task), name, goes_on=task.instruction.goes_on)
 
     def _rank(self, task: _Task) -> tuple[Any, ...]:
         site = task.site
