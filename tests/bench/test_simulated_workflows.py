@@ -17,7 +17,7 @@ from bench.simulated_workflows import FloorCase, Parts, PlayedCase, Setting, sho
 from bench.simulations import Case, Simulations, Unknown
 from bench.workflows import applications as apps
 from bench.workflows import parrot, tokens
-from bench.workflows.floor import Floor, FloorEngines, floor_of
+from bench.workflows.floor import POOLS, Floor, FloorEngines, floor_of
 from bench.workflows.played import (
     CONTENDERS,
     PlayedRun,
@@ -189,6 +189,21 @@ def test_prompts_on_the_measured_machine_are_those_of_the_real_benchmark() -> No
     floor = FloorCase(Setting("reflect_tatqa", False, engines=1, measured=True)).run()
     counts = ("trie", "minimum", "longest")
     assert [floor[name] for name in counts] == [real[name] for name in counts]
+
+
+@pytest.mark.parametrize("name", ["debate_mmlu", "debate_tatqa"])
+def test_debates_that_do_not_fit_compute_hardly_more_than_with_all_calls_sent_at_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few calls wait at an engine; those that go on with a conversation must not wait behind them, nor all rows begin
+    where one or two fit: prompts computed were 1.14 times those of the same clients in both."""
+    monkeypatch.setattr(simulated_workflows, "MEASURED_CALLS", 150)
+    setting = Setting(name, False, engines=1, measured=True)
+    found = FloorCase(setting).run()
+    floor = Floor(*(found[field] for field in Floor._fields))
+    small = setting._replace(kv_tokens=floor.pool_tokens(POOLS["small"]))
+    computed = {one: PlayedCase(one, small).run()["prefill_tokens"] for one in ("weft", "clients")}
+    assert floor.minimum < computed["weft"] < 1.03 * computed["clients"]
 
 
 # Applications of Parrot
