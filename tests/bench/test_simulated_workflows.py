@@ -256,7 +256,7 @@ def test_requests_of_chat_have_times() -> None:
     assert figures["per_token_s"] > figures["tpot_s"] >= alone_s
 
 
-ON_MACHINE = Setting("map_reduce_mmlu", False, engines=1, kv_tokens=2544, measured=True)
+ON_MACHINE = Setting("map_reduce_mmlu", False, engines=1, kv_tokens=4208, measured=True)
 
 
 @pytest.mark.parametrize(
