@@ -203,7 +203,7 @@ class TestStructure:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
         shared = {name for name, found in places.items() if len(found) > 1}
-        _, _, twins = GLOSSARY.partition("## Intended twins")
+        _, _, twins = GLOSSARY.partition("## Class names that occur twice")
         rows = re.findall(r"^\| (`.*?) \|", twins, re.MULTILINE)
         assert shared == set(re.findall(r"`(\w+)`", " ".join(rows))), {name: places[name] for name in shared}
 

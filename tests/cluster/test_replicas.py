@@ -9,7 +9,7 @@ import pytest
 from weft.abi.errors import EngineDead
 from weft.cluster import replicas
 from weft.cluster.replicas import ReplicaSet
-from weft.core.wire import Sessions
+from weft.core.wire import SessionInfo, Sessions
 from weft.testing.fake_engine import FakeEngine
 
 
@@ -26,6 +26,15 @@ class StuckEngine(FakeEngine):
     async def sessions(self, tenant: str, limit: int) -> Sessions:
         await asyncio.Event().wait()
         raise AssertionError
+
+
+class SleepingEngine(FakeEngine):
+    """Has one sequence, number 7, that sleeps."""
+
+    async def sessions(self, tenant: str, limit: int) -> Sessions:
+        tokens = {"num_tokens": 1, "device_tokens": 1, "host_tokens": 0, "gone_tokens": 0}
+        info = SessionInfo(id=7, request_id="r", state="intercepted", kind="sleep", waited_s=1.0, **tokens)
+        return Sessions(query=0, sessions=[info], total=1)
 
 
 def test_an_engine_that_is_stuck_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,5 +54,15 @@ def test_sessions_of_the_engines_that_answer() -> None:
         assert (found.sessions, found.total) == ([], 0)
         with pytest.raises(EngineDead, match="the engine died"):
             await ReplicaSet([DyingEngine(), DyingEngine()]).sessions("", 10)
+
+    asyncio.run(ask())
+
+
+def test_a_session_names_its_engine_since_numbers_repeat() -> None:
+    async def ask() -> None:
+        engines = [SleepingEngine(), DyingEngine(), SleepingEngine()]
+        found = await ReplicaSet(engines).sessions("", 10)
+        assert [(session.engine, session.id) for session in found.sessions] == [(0, 7), (2, 7)]
+        assert found.total == 2
 
     asyncio.run(ask())

@@ -11,6 +11,7 @@ from weft.core import wire
 from weft.core.ids import pack_tokens
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.step import MAX_SCORE_ROWS
+from weft.sched.sequence import GenerateOp
 from weft.testing.fake_worker import expected_tokens
 
 
@@ -41,6 +42,52 @@ def test_forks_before_the_first_token_sample_from_one_row() -> None:
     driver.run()
     assert driver.engine.stats().prefill_tokens == 100
     driver.finish()
+
+
+@pytest.mark.parametrize("scored", [[9], [9, 8]])
+def test_scores_on_a_fork_of_a_prompt_that_is_not_computed_yet_have_the_first_one(scored: list[int]) -> None:
+    """The score of the first token comes from the row of the prompt's last token, which the parent's step computes."""
+    driver = Driver()
+    number = driver.open([5] * 40)
+    child = driver.fork(number)
+    driver.generate(number, 3)
+    op = next(driver.numbers)
+    outputs = wire.PromptOutputs(logprobs=1)
+    driver.send(wire.Append(seq=child, op=op, tokens=pack_tokens(scored), outputs=outputs))
+    driver.run()
+    [end] = [event for event in driver.others if isinstance(event, wire.Finished) and event.op == op]
+    assert end.prompt_logprobs is not None
+    assert [score is not None for score in end.prompt_logprobs] == [True] * len(scored)
+    driver.sequences[child].tokens += scored
+    driver.generate(child, 3)
+    driver.run()
+
+
+class BrokenGuide:
+    """A grammar that allows no token."""
+
+    error = ""
+
+    def push(self, token: int) -> bool:
+        self.error = "no token is left"
+        return True
+
+
+def test_the_token_of_a_grammar_that_allows_none_is_not_of_the_sequence() -> None:
+    driver = Driver()
+    number = driver.open([5] * 20)
+    driver.generate(number, 4)
+    [sequence] = driver.engine.scheduler.sequences
+    operation = sequence.ops[-1]
+    assert isinstance(operation, GenerateOp)
+    operation.guide, operation.is_plain = BrokenGuide(), False
+    asked, driver.operations = driver.operations, {}
+    driver.run()
+    [failed] = failures(driver)
+    assert (failed.op, failed.error.message) == (next(iter(asked)), "no token is left")
+    assert list(sequence.tokens) == [5] * 20
+    driver.generate(number, 4)
+    driver.run()
 
 
 def test_a_hit_leaves_one_token_to_compute() -> None:

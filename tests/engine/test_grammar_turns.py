@@ -44,8 +44,8 @@ def test_commands_behind_a_grammar_keep_their_order_and_nobody_else_waits() -> N
         wire.Append(seq=1, op=3, tokens=pack_tokens([1])),
         wire.Fork(seq=1, child=4),
         wire.Generate(seq=4, op=5, grammar=two),
-        wire.Release(seq=1),
-        wire.Release(seq=4),
+        wire.SetPriority(seq=1, priority=1),
+        wire.SetPriority(seq=4, priority=1),
     ]
     theirs: list[wire.Command] = [wire.Open(seq=9), wire.Generate(seq=9, op=10), wire.ResetPrefixCache()]
     compiling.take(1, mine)
@@ -62,6 +62,19 @@ def test_commands_behind_a_grammar_keep_their_order_and_nobody_else_waits() -> N
     compiling.advance()
     assert [command for _, command in done] == mine
     assert not compiling
+
+
+@pytest.mark.parametrize("ending", [wire.Cancel(seq=1), wire.Release(seq=1), wire.Truncate(seq=1, num_tokens=0)])
+def test_what_ends_a_generation_does_not_wait_for_its_grammar(ending: wire.Command) -> None:
+    grammars, done = Late(), []
+    compiling = Compiling(grammars, lambda client, commands: done.extend(commands), one_tenant)
+    compiling.take(1, [wire.Generate(seq=1, op=2, grammar=Grammar.regex("a"))])
+    assert not done
+    compiling.take(1, [ending])
+    compiling.advance()
+    assert done == [wire.Generate(seq=1, op=2), ending]
+    assert not compiling
+    assert not grammars._held
 
 
 def test_a_fork_drops_nothing_that_waits_with_its_number() -> None:

@@ -57,6 +57,13 @@ def test_what_is_shown_early_is_never_taken_back(stop: list[bytes], tokens: list
     assert not held or any(s.startswith(held) for s in stop)
 
 
+def test_a_stop_string_that_was_let_pass_ends_nothing_later() -> None:
+    matcher = StopMatcher([b"a", b"abab"], TOKENS)
+    assert matcher.push(TOKENS.index(b"a"), counts=False).stop is None
+    assert matcher.push(TOKENS.index(b"b"), counts=True).stop is None
+    assert matcher.push(TOKENS.index(b"ba"), counts=True)[1:] == ("a", 1)
+
+
 def test_a_stop_string_before_the_minimum_is_let_pass() -> None:
     matcher = StopMatcher([b"ab"], TOKENS)
     assert matcher.push(2, counts=False).stop is None

@@ -207,7 +207,9 @@ class Stepped:
 
     def turn(self) -> Step:
         """Decide a step, and complete all but it: as the engine does, which is one step ahead."""
+        was_in_flight = bool(self.in_flight)
         step = self.decide()
+        assert was_in_flight or not step.is_empty or not self.scheduler.has_work, "work and no way to do it"
         while len(self.in_flight) > (not step.is_empty):
             self.complete()
         return step

@@ -178,6 +178,18 @@ def test_a_pinned_sequence_is_locked_while_it_is_parked_and_returns() -> None:
     assert engine.count(wire.EndRetain, retain=1000) == 0
 
 
+def test_retains_expire_though_nothing_runs() -> None:
+    engine = Resident(num_pages=24, host_pages=0, fraction=8 / 24)
+    for seq, tokens in enumerate((A, B, C), 1):
+        engine.plain(seq, tokens, tenant="a")
+    for tokens in (A, B):
+        assert engine.count(wire.Retain, **prefix(tokens, "a"), ttl_s=5.0) == 4
+    engine.now += 60.0
+    assert engine.count(wire.Retain, **prefix(C, "a"), ttl_s=5.0) == 4, "the share is free again"
+    engine.now += 60.0
+    assert engine.count(wire.EndRetain, retain=engine.last_op) == 0, "it had ended"
+
+
 def test_retains_that_end_are_counted_by_cause() -> None:
     engine = Resident(num_pages=24, host_pages=0, fraction=8 / 24)
     ended: dict[str, int] = {}

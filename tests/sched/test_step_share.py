@@ -20,7 +20,7 @@ from weft.core.sampling import StopParams
 from weft.core.step import Step, StepResult
 from weft.sched.scheduler import Scheduler, SchedulerConfig
 from weft.sched.sequence import SequenceState
-from weft.sched.service_classes import MOST_GONE
+from weft.sched.service_classes import BATCH, MOST_GONE, THROUGHPUT
 from weft.sched.step_share import EMPTY, ShareView, StepShare
 from weft.sim.devices import linear_forward
 
@@ -234,6 +234,9 @@ def test_what_waits_too_long_behind_others_gets_a_place() -> None:
         shared.turn()
     assert {11, 21} <= set(shared.ended)
     assert shared.now > 10.0, "they had to wait"
+    shared.turn()
+    services = [shared.scheduler.sequences.open[1, seq].service for seq in (1, 2)]
+    assert services == [BATCH, THROUGHPUT], "what they do next waits as before"
     assert shared.scheduler.stats().preemptions == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.server.conftest import ManualTimer, RunningServer, running
 from tests.workflow.shapes import Json, body, function, llm, mapped, pick, text
+from weft.abi.errors import InvalidRequest
 from weft.config import WorkflowsConfig
 from weft.workflow.service.service import WorkflowService
 
@@ -378,6 +380,23 @@ def test_refused_calls_leave_no_session_and_count_for_nothing(shared: RunningSer
     shared.wait_until(lambda: not sessions["alice", "mine"].run._waiting)
     after = shared.on_loop(lambda: sessions["alice", "mine"].num_bytes)
     assert after - before < 100  # what calls have made since
+
+
+def test_a_refused_request_does_not_end_the_session_that_another_has_begun(shared: RunningServer) -> None:
+    """Both have the same new label, and the second one waits for its turn."""
+    sessions = shared.service.sessions
+
+    def refuse() -> bool:
+        with suppress(InvalidRequest), sessions.submitting("alice", "both", 10) as session:
+            session._num_waiting += 1
+            raise InvalidRequest("refused")
+        session._num_waiting -= 1
+        return ("alice", "both") in sessions._sessions
+
+    assert shared.on_loop(refuse)
+    with shared.http(headers=ALICE) as client:
+        client.delete("/v1/sessions/both")
+    shared.assert_nothing_left()
 
 
 def test_a_graph_that_loops_for_ever_keeps_nobody_waiting(alice: httpx.Client, shared: RunningServer) -> None:

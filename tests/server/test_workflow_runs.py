@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
@@ -18,11 +19,13 @@ from tests.server.conftest import RunningServer, ids, running
 from tests.server.test_disconnect import connect, head_of
 from tests.workflow.shapes import Json, function, graph, llm, mapped, text
 from tests.workflow.shapes import body as body_of
+from weft.abi.errors import InvalidRequest
 from weft.config import WorkflowsConfig
 from weft.store.database import Database
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
 from weft.workflow.run.clock import RunClock
 from weft.workflow.run.planning import RunPlanner
+from weft.workflow.service.execution import RunExecution
 from weft.workflow.service.service import WorkflowService
 
 ALICE, BOB = ({"authorization": f"Bearer {key}"} for key in "ab")
@@ -367,6 +370,32 @@ def test_cancelling_frees_everything(stepped: RunningServer) -> None:
         assert_nothing_left(stepped)
 
 
+def test_results_that_were_on_their_way_at_the_end_of_a_run_count(
+    stepped: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confirming: list[RunExecution] = []
+
+    async def confirm(self: RunExecution, state: Any, result: Any) -> None:
+        confirming.append(self)
+        await asyncio.Event().wait()
+
+    def are_stored() -> bool:
+        results = confirming[0]._unconfirmed if confirming else ()
+        return len(results) == 3 and all(result.written.done() for result in results)
+
+    monkeypatch.setattr(RunExecution, "_confirm_one", confirm)
+    with stepped.http() as client:
+        run = start(client, PLAIN, ROWS[:3], background=True)["id"]
+        stepped.wait_until(are_stored)
+        assert client.get(f"/v1/runs/{run}").json()["workflow"]["done"] == 0
+        client.post(f"/v1/runs/{run}/cancel")
+        assert_nothing_left(stepped)
+        ended = client.get(f"/v1/runs/{run}").json()
+        assert (ended["status"], ended["workflow"]["done"]) == ("cancelled", 3)
+        page = client.get(f"/v1/runs/{run}/results?limit=2").json()
+        assert (len(page["data"]), page["has_more"]) == (2, True)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_takes_its_run_with_it(stepped: RunningServer, stream: bool) -> None:
     with stepped.http() as client:
@@ -467,6 +496,13 @@ def test_a_workflow_of_a_run_in_progress_stays(stepped: RunningServer) -> None:
         assert client.delete(f"/v1/workflows/{id}").status_code == 200
         assert client.post(f"/v1/runs/{run}/resume").json()["error"]["code"] == "workflow_not_found"
         assert_nothing_left(stepped)
+
+
+def test_a_workflow_of_a_run_that_is_being_started_stays(stepped: RunningServer) -> None:
+    runs = stepped.service.workflows.runs
+    with runs._room("t", "w"), pytest.raises(InvalidRequest, match="is being started"):
+        runs.check_unused("t", "w")
+    runs.check_unused("t", "w")
 
 
 def test_answers_are_those_of_the_endpoint(stepped: RunningServer) -> None:

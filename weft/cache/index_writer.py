@@ -149,6 +149,7 @@ class IndexWriter:
         alone = node.locks == 1 and node.parent is not None and not node.children and not node.copies
         if alone and not node.open_tails and not node.in_flight and not node.waits and not node.is_tail:
             table.tree.extend(node, run, pages)
+            self._tiers.num_reshaped += 1  # a match that ends here would have the new pages too
         else:
             self._drop_tails(node, run[: self._page_bytes])
             node = table.tree.add_child(node, run, pages, now)

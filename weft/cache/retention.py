@@ -112,6 +112,7 @@ class Retention:
         Where the retained share is used up, retains of tenants end first that have more than that of `end`. None when
         that is not enough.
         """
+        self.expire(now)  # an engine without work ends none
         if not self._make_room(end, num_private, now):
             return None
         if len(self._runs) >= max(2 * self._swept, self._swept + SWEEP):

@@ -33,8 +33,11 @@ SECTIONS: Mapping[str, type[EngineConfig] | type[ServerConfig] | type[ProgramsCo
 SECRET = frozenset({"server.api_keys"})
 """Never printed, not even in errors."""
 PREFIX = "WEFT_"
-OTHER_VARIABLES = frozenset({"WEFT_CONFIG", "WEFT_DEBUG", "WEFT_URL", "WEFT_API_KEY", "WEFT_CACHE", "WEFT_DATA"})
-"""Variables that are not settings: they stand for `--config`, `--debug`, `--url`, `--api-key`, and directories."""
+OTHER_VARIABLES = frozenset(
+    {"WEFT_CONFIG", "WEFT_DEBUG", "WEFT_URL", "WEFT_API_KEY", "WEFT_CACHE", "WEFT_DATA", "WEFT_CPU_KERNELS"}
+)
+"""Variables that are not settings: they stand for `--config`, `--debug`, `--url`, `--api-key`, directories, and the
+level of the CPU kernels."""
 
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{ending}": base**power

@@ -13,6 +13,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from weft.abi.errors import EngineDead
 from weft.cluster.route_costs import EngineView
 from weft.cluster.router import RoutedRequest, Router
@@ -83,15 +85,16 @@ class ReplicaSet:
     async def sessions(self, tenant: str, limit: int) -> Sessions:
         """Up to `limit` sequences of a tenant from each engine that answers within `ANSWER_TIMEOUT_S`, which wait
         longest there. Raises `EngineDead` where none answers."""
-        answering = [engine for engine in self.engines if engine.ready] or self.engines[:1]
-        answers = await asyncio.gather(*(_asked(engine, tenant, limit) for engine in answering), return_exceptions=True)
-        found = [answer for answer in answers if isinstance(answer, Sessions)]
+        answering = [index for index, engine in enumerate(self.engines) if engine.ready] or [0]
+        asked = (_asked(self.engines[index], tenant, limit) for index in answering)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = [(i, answer) for i, answer in zip(answering, answers, strict=True) if isinstance(answer, Sessions)]
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         unexpected = [error for error in errors if not isinstance(error, EngineDead)]
         if unexpected or not found:
             raise (unexpected or errors)[0]
-        listed = [session for part in found for session in part.sessions]
-        return Sessions(query=0, sessions=listed, total=sum(part.total for part in found))
+        listed = [replace(session, engine=index) for index, part in found for session in part.sessions]
+        return Sessions(query=0, sessions=listed, total=sum(part.total for _, part in found))
 
     async def close(self) -> None:
         """Close the clients of all engines."""

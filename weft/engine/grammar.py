@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+from msgspec.structs import replace
 
 from weft.abi.errors import InvalidRequest, Unsupported
 from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
 from weft.core.step import LateInputs, Step
-from weft.core.wire import Command, Fork, Generate
+from weft.core.wire import Cancel, Command, Fork, Generate, Release, Truncate
 from weft.engine.conflicts import conflict
 from weft.engine.digits import DigitRun, DigitTokens
 from weft.engine.grammar_text import MAX_JSON_STRING_CHARS, compiled_grammar, max_digits
@@ -281,10 +282,19 @@ class Compiling:
             queue = self._queues[key] = _WaitingCommands(tenant)
         if isinstance(command, Fork):
             self._join(queue, client, command.child)
+        if isinstance(command, (Cancel, Release, Truncate)):
+            self._end_waiting(queue, command.seq)
         queue.append(command)
         if isinstance(command, Generate) and command.grammar is not None:
             self._grammars.hold(command.grammar, queue.tenant)
         return True
+
+    def _end_waiting(self, queue: _WaitingCommands, seq: int) -> None:
+        """The next command ends what waits on a sequence: that need not wait for grammars any longer."""
+        for index, waiting in enumerate(queue):
+            if isinstance(waiting, Generate) and waiting.seq == seq:
+                self._let_go(waiting)
+                queue[index] = replace(waiting, grammar=None)
 
     def _join(self, queue: _WaitingCommands, client: int, child: int) -> None:
         """Let a fork share its parent's queue. What waits with the fork's number already, said of an earlier sequence

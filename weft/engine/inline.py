@@ -70,6 +70,8 @@ class InlineEngine(TrackingClient):
         """Start the thread and wait until the model is loaded. Raises what loading raised, and `EngineDead` once the
         engine has failed or was closed."""
         if self._started is None:
+            if self._stopped:
+                raise EngineDead("the engine was closed; start another one")
             self._loop = asyncio.get_running_loop()
             self._started = self._loop.create_future()
             self._thread = threading.Thread(target=self._run, name="weft-engine", daemon=True)

@@ -25,7 +25,10 @@ class StopMatcher:
         """Look at the next token's bytes. Where `counts` is False, a complete stop string is let pass."""
         window = self._tail + self._token_bytes[token]
         if counts:
-            found = [(at, -len(text), text) for text in self._stop if (at := window.find(text)) >= 0]
+            # What ends before the new token was let pass.
+            old = len(self._tail) + 1
+            ends = ((window.find(text, max(0, old - len(text))), text) for text in self._stop)
+            found = [(at, -len(text), text) for at, text in ends if at >= 0]
             if found:
                 at, _, text = min(found)
                 return StopVerdict(0, text.decode("utf-8", "replace"), len(window) - at)

@@ -120,10 +120,15 @@ class Admission:
 
     def _must_come(self, sequence: Sequence, match: Match, tokens: bytes, limit: int, cost: int, now: float) -> bool:
         """Whether pages of a waiting sequence are still to come from the host, or come with the step being built."""
-        missing, has_pages = cost - self._cache.num_soon, match.on_host or sequence.returning
-        # Nothing else runs, and it would break pins as it writes. The steps in flight hold the pages of a pin.
-        makes_room = missing > 0 and has_pages and self._cache.retention.break_pin(missing, now)
-        if match.on_host or makes_room or self._cache.is_arriving(match):
+        has_pages, broke = match.on_host or sequence.returning, False
+        while has_pages and (missing := cost - self._cache.num_soon) > 0:
+            # Nothing else runs, and it would break pins as it writes.
+            if not self._cache.retention.break_pin(missing, now):
+                break
+            broke = True
+        copies = self._cache.tiers.copies
+        is_held = broke and copies.completed < copies.launched  # a step in flight holds the pages of a pin
+        if match.on_host or is_held or self._cache.is_arriving(match):
             return True
         return self._bring_partial(sequence, match, tokens, limit, now)
 

@@ -171,12 +171,10 @@ class CommandHandler:
         vocab_size = self._state.config.vocab_size
         if not is_whole or low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
-            error = InvalidRequest(
-                f"token {wrong} does not exist; this model has tokens 0 to {vocab_size - 1}"
-                if is_whole
-                else f"{len(command.tokens)} bytes are not a whole number of int32 token ids",
-                "prompt",
-            )
+            what = f"token {wrong} does not exist; this model has tokens 0 to {vocab_size - 1}"
+            if not is_whole:
+                what = f"{len(command.tokens)} bytes are not a whole number of int32 token ids"
+            error = InvalidRequest(what if command.tokens else "there are no tokens to append", "prompt")
             sequence.failure = (error.kind, error.message)  # what follows would be of another prompt
             raise error
         sequence.ops.append(ops.AppendOp(command.op, tokens, now, command.outputs))

@@ -164,6 +164,7 @@ def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) 
         child.table = state.cache.fork(parent.table, child.seq)
         child.adopt_kv(parent.num_computed, parent.num_written)
         child.high_water = parent.num_computed
+        child.last_step = parent.last_step  # which may still write a page that a step of the child would copy
         child.sources.settle(parent.num_computed)
         state.sequences.trim(child, now)
 
@@ -191,7 +192,6 @@ def finish_append(state: SchedulerState, sequence: Sequence, op: AppendOp, now: 
         num_prefill_tokens=sequence.sources.num_prefilled,
         total_s=now - op.arrival_s,
     )
-    sequence.reuse_limit = None
     event = Finished(op=op.op, usage=usage, prompt_logprobs=prompt_logprobs, hidden=op.hidden, dists=op.dist)
     end_operation(state, sequence, event, now)
     if not sequence.ops:
@@ -211,6 +211,7 @@ def end_operation(state: SchedulerState, sequence: Sequence, event: OpEvent, now
 
 def _settle(sequence: Sequence) -> None:
     """What the sequence has is what its next operation finds."""
+    sequence.reuse_limit = None
     sequence.sources.settle(min(sequence.num_computed, len(sequence.tokens)))
     sequence.first_different = None
 

@@ -121,7 +121,9 @@ def _take_watched(
     """A token whose bytes a stop string or a grammar follows, or whose log-probability the request asks for."""
     complete = op.guide is not None and op.guide.push(token)
     if op.guide is not None and op.guide.error:
-        # The token was drawn although the grammar left none, so it is not told.
+        # The token was drawn although the grammar left none, so it is not told, and not of the sequence.
+        sequence.tokens.pop()
+        op.num_output -= 1
         error = InvalidRequest(op.guide.error, "grammar")
         usage = usage_of(sequence, op, now)
         failed = Failed.of(op.op, error, usage)

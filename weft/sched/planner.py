@@ -243,7 +243,9 @@ class StepPlanner:
                 staying.append(child)
                 continue
             child.parent = None
-            self._share_pages(builder, parent, child, min(end, shared))
+            # A row that an operation put on the child reports about has to be computed.
+            limit = shared if child.reuse_limit is None else min(shared, child.reuse_limit)
+            self._share_pages(builder, parent, child, min(end, limit))
             # The parent's row is the child's where neither has tokens of its own.
             same_row = end == shared == child.total
             samples = same_row and isinstance(child.head, GenerateOp) and self._sequences.slots.num_free > 0

@@ -139,6 +139,7 @@ class Residency:
         run = self._retains.pop((client, command.retain), None)
         if run is None:
             raise UnknownHandle(f"operation {command.retain} of this client retains nothing")
+        self._cache.retention.expire(now)
         count = self._num_kept(run)
         self._cache.retention.end(run, "released", now)
         self._finish(client, command.op, count)

@@ -7,8 +7,8 @@ planner, and by commands that open and release sequences.
 
 A smaller service comes first at any priority; `priority` orders within one. A sequence of a later service
 waits for a place behind all earlier ones, but not for ever: where a service has work and none of it was in a step for
-`WINDOW_S`, its first sequence is *promoted*: it stands among those of the first service, by priority and arrival. It
-preempts no more sequences for that, and `StepShare` counts it as before.
+`WINDOW_S`, its first sequence is *promoted* until it has no work: it stands among those of the first service, by
+priority and arrival. No more sequences are preempted to start it, and `StepShare` counts it as before.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ServiceClasses:
         self._idle_since_s: dict[int, float] = {}
         """By service with work that was in no step lately: since when."""
         self._promoted: dict[int, Sequence] = {}
-        """The last sequence of a service that was promoted."""
+        """By service: the sequence that is promoted, as long as it has work."""
         self._owed_s = 0.0
         self.has_held = False
         """Whether sequences that decode were left out of the step being built."""
@@ -221,6 +221,11 @@ class ServiceClasses:
     def _promote(self, now: float) -> None:
         """Let the first sequence of a service go first that has waited for `WINDOW_S` behind others."""
         table = self._sequences
+        for service, last in list(self._promoted.items()):
+            if not last.has_work or last.state is SequenceState.CLOSED:
+                del self._promoted[service]
+                if last.state is not SequenceState.CLOSED:  # its next work stands where that of its service does
+                    table.set_service(last, _served_as(last))
         running: dict[int, list[Sequence]] = {}
         for sequence in table.running.values():
             if sequence.has_work:
@@ -231,8 +236,7 @@ class ServiceClasses:
                 continue
             if now - self._idle_since_s.setdefault(service, now) < WINDOW_S:
                 continue
-            last = self._promoted.get(service)
-            if last is not None and last.state is not SequenceState.CLOSED and last.has_work:
+            if service in self._promoted:
                 continue
             candidates = [s for s in running.get(service, ()) if s.service == service]
             first = min(candidates, key=table.rank, default=table.queue.order.first_of(service))

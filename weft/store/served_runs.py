@@ -54,6 +54,7 @@ _RESULTS = (
     .where(_ending.run == bindparam("this"), _ending.number > bindparam("after"))
     .order_by(_ending.number)
 )
+_NUM_ENDED = select(func.count(), func.coalesce(func.sum(_ending.failed), 0)).where(_ending.run == bindparam("this"))
 _ENDINGS = select(_ending.number, _ending.row, _ending.failed).where(_ending.run == bindparam("this"))
 _PUT_ROW = upsert(workflow_rows)
 _NEXT_NUMBER = select(func.coalesce(func.max(_ending.number), 0) + 1).where(_ending.run == bindparam("this"))
@@ -318,6 +319,16 @@ class ServedRunTable:
             return Endings(last, frozenset(each.row for each in found), sum(each.failed for each in found))
 
         return self._database.read(work)
+
+    def num_ended(self, tenant: str, run: str) -> Future[tuple[int, int]]:
+        """How many rows of a run have ended, and how many of them failed, once all earlier writes of the tenant are
+        done."""
+
+        def work(connection: Connection) -> tuple[int, int]:
+            num_rows, num_failed = connection.execute(_NUM_ENDED, {"this": run}).one()
+            return num_rows, num_failed
+
+        return self._database.write(work, tenant)
 
     def results(self, run: str, after: int, limit: int, max_bytes: int) -> list[NumberedResult]:
         """Results with higher numbers than `after`, in their order: at most `limit`, and no further one once they have

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX, _SUFFIX = "server-", ".lock"
@@ -51,10 +52,13 @@ class ServerLock:
         return name != self.name and is_free(self._path(name))
 
     def tidy(self) -> None:
-        """Remove the files of servers that have ended."""
+        """Remove the files of servers that have ended, each with its lock: a server that has made its file and waits
+        for the lock finds the file gone, and makes it anew."""
         for path in self._folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-            if self.is_gone(path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)):
-                path.unlink(missing_ok=True)
+            if path != self._path(self.name):
+                with _locked(path) as was_free:
+                    if was_free:
+                        path.unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{_PREFIX}{name}{_SUFFIX}"
@@ -62,14 +66,24 @@ class ServerLock:
 
 def is_free(path: Path) -> bool:
     """Whether no process holds the lock on this file."""
+    with _locked(path) as free:
+        return free
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Hold the lock on a file to the end of the block. Whether it was free; one that is not there is."""
     try:
         number = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return True
+        yield True
+        return
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(number)
-    return True

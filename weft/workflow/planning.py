@@ -6,7 +6,7 @@ Reads tokenizers by the names of models; everything else is the planner's, which
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -27,7 +27,7 @@ from weft.workflow.graph.check import check
 from weft.workflow.graph.digest import digest
 from weft.workflow.graph.json import graph_from_dict
 from weft.workflow.graph.labels import labelled_nodes
-from weft.workflow.graph.mistakes import MAX_SHOWN, InvalidGraph, Mistake, listing, nearest
+from weft.workflow.graph.mistakes import MAX_SHOWN, InvalidGraph, Mistake, bounded_hints, listed, listing, nearest
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import LlmNode, SwitchNode, WorkflowGraph, count_nodes
 from weft.workflow.passes import Lookup, nothing_cached
@@ -175,6 +175,7 @@ def explain_run(
     return Explanation(graph, None, actual, passes=passes, why_no_plan=why)
 
 
+@bounded_hints()
 def check_statistics(statistics: Mapping[str, Any], *graphs: WorkflowGraph) -> None:
     """Raise `InvalidRequest` for figures that do not exist or cannot be true, and for names and cases that occur
     neither in the user's graph nor in the optimised one: one error has all mistakes."""
@@ -187,21 +188,32 @@ def check_statistics(statistics: Mapping[str, Any], *graphs: WorkflowGraph) -> N
             known[label] = None
             if isinstance(node, SwitchNode):
                 cases.setdefault(label, {}).update(dict.fromkeys(node.bodies))
+    longest = max(map(len, known), default=0)
     mistakes: list[Mistake] = []
     for name, fields in statistics.items():
-        if not any(name == label or str(name).startswith(f"{label}.") for label in known):
+        if not _is_known(str(name), known, longest):
             mistakes.append(Mistake("", f"nothing is called {name!r}.{nearest(str(name), known)}"))
             continue
         mistakes += range_mistakes(name, fields)
         shares = fields.get("shares") if isinstance(fields, Mapping) else None
         for case in shares if isinstance(shares, Mapping) else ():
             if case not in cases.get(name, {}):
-                known_cases = f"there are {', '.join(cases[name])}" if name in cases else f"{name} is no switch"
+                known_cases = f"there are {listed(tuple(cases[name]))}" if name in cases else f"{name} is no switch"
                 mistakes.append(Mistake(f"{name}.shares", f"there is no case {case!r}; {known_cases}"))
     if len(mistakes) == 1:
         raise InvalidRequest(f"statistics: {mistakes[0]}", "statistics")
     if mistakes:
         raise InvalidRequest(listing("The statistics have", mistakes, MAX_SHOWN), "statistics")
+
+
+def _is_known(name: str, known: Collection[str], longest: int) -> bool:
+    """Whether a name is known, or begins with a known one and a dot. None of these is longer than `longest`."""
+    end = name.find(".")
+    while 0 <= end <= longest:
+        if name[:end] in known:
+            return True
+        end = name.find(".", end + 1)
+    return name in known
 
 
 def unknown_server(graph: WorkflowGraph, model: str) -> PlanSources:

@@ -107,7 +107,7 @@ class RunOptions(TypedDict, total=False):
     optimise: bool
     """Whether the optimiser may rewrite the graph first (it may); errors and counts name the nodes of what runs."""
     cache: str | Path | Literal[False]
-    """A folder for answers of calls that can only be answered so (`temperature` 0 or a `seed`): later runs have them
+    """A folder for answers of deterministic calls (`temperature` 0 or a `seed`): later runs have them
     again. It holds 1 GiB; the least recently used ones go first. It also has what runs measured of their nodes, so that
     the next one needs no sample. A server has its own cache, which a run uses unless this is False."""
     cache_salt: str

@@ -34,7 +34,15 @@ from weft.workflow.backend.openai import OpenAIBackend
 from weft.workflow.graph.nodes import FunctionNode
 from weft.workflow.graph.values import RowError, split_ranges
 from weft.workflow.run.backend import KnowsTokens
-from weft.workflow.run.calls import CHAT, COMPLETION, EveryCallRefused, ModelAnswer, ModelRequest, request_with
+from weft.workflow.run.calls import (
+    CHAT,
+    COMPLETION,
+    CallBound,
+    EveryCallRefused,
+    ModelAnswer,
+    ModelRequest,
+    request_with,
+)
 
 OPTIONS: dict[str, Any] = {"num_pages": 96, "threads": 1, "dtype": "float64", "max_context": 512}
 ROWS = [{"topic": f"a lighthouse on island {number}", "tone": "kind"} for number in range(6)]
@@ -429,6 +437,25 @@ def tokenizing(**answers: dict[str, Any]) -> OpenAIBackend:
         return httpx.Response(200, json=answers[request.url.path.removeprefix("/")])
 
     return OpenAIBackend("http://server/v1", "m", transport=httpx.MockTransport(reply))
+
+
+def test_one_request_that_cannot_be_counted_does_not_end_counting() -> None:
+    replies = [(400, {"error": {"message": "no system role"}}), (200, {"count": 7, "max_model_len": 100}), (404, {})]
+    served = iter(replies)
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        status, answer = next(served)
+        return httpx.Response(status, json=answer)
+
+    backend = OpenAIBackend("http://server/v1", "m", transport=httpx.MockTransport(reply))
+    request = ModelRequest("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+
+    async def counted() -> CallBound | None:
+        return await backend.call_bound(request)
+
+    bounds = [asyncio.run(counted()) for _ in range(4)]
+    assert [bound is not None for bound in bounds] == [False, True, False, False]
+    assert next(served, None) is None, "a server without /tokenize is asked no more"
 
 
 @pytest.mark.parametrize(

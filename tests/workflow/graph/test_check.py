@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.workflow.shapes import Json, body, function, graph, llm, loop, mapped, pick, switch, text
 from weft.workflow.graph import InvalidGraph, graph_from_dict, graph_from_json
 from weft.workflow.graph.check import MAX_DEPTH, MAX_REFERENCES, MAX_TEMPLATE_CHARS, MAX_TEMPLATE_VALUES
+from weft.workflow.graph.mistakes import MAX_COMPARED, MAX_COMPARISONS
 from weft.workflow.graph.nodes import MAX_NODES
 
 
@@ -197,3 +199,41 @@ def test_templates_of_a_node_are_bounded(node: Json, what: str) -> None:
     with pytest.raises(InvalidGraph, match=what):
         graph_from_dict(graph(mapped("m", "q", body(node, t="t"))))
     assert graph_from_dict(graph({"id": "d", "op": "data", "value": ["x" * MAX_TEMPLATE_CHARS] * 2}))
+
+
+def test_hints_at_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comparison of two names takes microseconds, and every mistake could compare thousands."""
+    compared: list[int] = []
+
+    def close_matches(name: str, names: list[str], n: int) -> list[str]:
+        compared.append(len(names))
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", close_matches)
+    names = [text(f"t{number}", f"{{{{missing_{number}}}}}") for number in range(2000)]
+    assert len(mistakes(graph(*names))) == 2000
+    assert MAX_COMPARISONS <= sum(compared) <= MAX_COMPARISONS + MAX_COMPARED
+    assert max(compared) == MAX_COMPARED
+    compared.clear()
+    mistakes(graph(text("a", "{{b}}")))
+    assert compared, "the bound is of one check"
+
+
+def test_loops_in_loops_have_so_many_nodes() -> None:
+    inside, outputs = [text(f"t{number}", "{{v8}}") for number in range(400)], {"v8": "t0"}
+    for level in range(8, 0, -1):
+        inside = [loop(f"l{level}", {f"v{level}": f"v{level - 1}" if level > 1 else "q"}, body(*inside, **outputs))]
+        outputs = {f"v{level - 1}": f"l{level}.v{level}"}
+    [mistake] = mistakes(graph(*inside, outputs={"out": "l1.v1"}))
+    assert mistake.startswith("nodes: there are 102,655 nodes, counted twice for each loop around them")
+
+
+def test_of_many_cycles_the_first_are_told() -> None:
+    pairs = [(f"a{number}", f"b{number}") for number in range(200)]
+    nodes = [text(one, f"{{{{{other}}}}}") for pair in pairs for one, other in (pair, pair[::-1])]
+    found = mistakes(graph(*nodes))
+    assert len(found) == 50
+    assert all("a cycle: " in mistake for mistake in found)
+    ring = [text(f"r{number}", f"{{{{r{(number + 1) % 1000}}}}}") for number in range(1000)]
+    [long] = mistakes(graph(*ring))
+    assert long.endswith(" needs …")

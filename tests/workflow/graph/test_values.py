@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -268,3 +270,22 @@ def test_values_are_nested_so_deep_and_no_deeper() -> None:
         checked_value([deep])
     with pytest.raises(RowError, match="deep at most"):
         pick(PickNode(id="p", of="q", field="0"), json.dumps([deep]))
+
+
+class Counted(list[Any]):
+    """Knows how many of its items were read."""
+
+    num_read = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            self.num_read += 1
+            yield item
+
+
+def test_a_message_reads_what_it_shows_of_a_value() -> None:
+    items = Counted([{"a": 1}, *range(1000)])
+    with pytest.raises(RowError, match=re.escape("the list [{'a': 1}, 0, 1, 2, 3, 4")) as caught:
+        pick(PickNode(id="p", of="x", field="2000"), items)
+    assert "…" in caught.value.message
+    assert items.num_read < 60

@@ -162,6 +162,12 @@ def test_what_is_the_same_in_every_round_is_evaluated_once() -> None:
     )
 
 
+def test_what_a_round_may_not_ask_for_stays_in_its_loop() -> None:
+    """The case that needs the call may never be taken."""
+    cases = switch("w", "s", x=body(text("t", "{{a}}"), v="t")) | {"default": body(v="s")}
+    leaves(merge_duplicates, graph(loop("l", {"s": "q"}, body(call("a"), cases, s="w"), max_rounds=3)))
+
+
 def test_what_leaves_a_loop_may_merge_there() -> None:
     inside = body(call("b"), text("n", "{{s}}{{b}}"), s="n")
     after = body(text("n", "{{s}}{{a}}"), s="n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.workflow.shapes import Json, body, graph, llm, loop, mapped, pick, te
 from weft.abi.errors import LimitExceeded
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.run import bounds
-from weft.workflow.run.bounds import EvaluationBudget
+from weft.workflow.run.bounds import ITEM_BYTES, EvaluationBudget, copied_bytes
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.instructions import RowDone, RunLimits
 from weft.workflow.run.state import RunState
@@ -122,6 +123,25 @@ def test_texts_that_double_end_at_the_budget() -> None:
     assert SETTING in failure.error.message
     assert done[1].outputs == {"out": "x" * 4096}
     assert budget.held_bytes == 0
+
+
+def test_arguments_that_templates_make_count() -> None:
+    called = {"id": "f", "op": "function", "name": "count", "args": {"x": "{{q}}: {{i}}"}}
+    whole = graph(pick("parts", "q", split=","), mapped("m", "parts", body(called, v="f")))
+    state = RunState(graph_from_dict(whole), budget=EvaluationBudget(1 << 20, SETTING))
+    state.open_row(0, {"q": ",".join("x" * 1000 for _ in range(100))})
+    state.work_all()
+    asked = state.take(1000)
+    assert 0 < len(asked) <= 10, "each has a text of its own with 100 kB"
+    assert state._costs._budget is not None
+    assert state._costs._budget.held_bytes <= 1 << 20
+    state.close()
+
+
+def test_arguments_that_are_values_as_they_are_count_as_their_copies() -> None:
+    templates = {"made": "{{a}}!", "same": "{{a}}", "constant": "x" * 100, "items": ["{{list}}", 1]}
+    filled = {"made": "b" * 100, "same": "b" * 99, "constant": "x" * 100, "items": [["y" * 50, {"k": "z"}], 1]}
+    assert copied_bytes(templates, filled) == sys.getsizeof("b" * 100) + ITEM_BYTES * (4 + 2 + 2 + 1)
 
 
 def test_rounds_hold_what_they_pass_on_and_no_more() -> None:

@@ -17,8 +17,9 @@ from weft.abi.errors import EngineDead, InvalidRequest, LimitExceeded, Overloade
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.graph.values import RowError
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
-from weft.workflow.run.instructions import RunLimits
+from weft.workflow.run.instructions import CallModel, RowDone, RunLimits
 from weft.workflow.run.order import CallSite
+from weft.workflow.run.state import RunState
 
 
 def naive(raw: Json, row: Json) -> dict[str, Any] | None:
@@ -240,6 +241,21 @@ def test_rows_leave_nothing_behind() -> None:
     kept = {**vars(player.state), **vars(player.state._ledger)}
     left = {name: value for name, value in kept.items() if isinstance(value, (dict, set, list)) and value}
     assert set(left) == {"_by_node"}
+
+
+def test_a_call_that_ends_after_its_row_leaves_nothing_behind() -> None:
+    """A map asks for what its body needs from around it before its list is there, which may be empty."""
+    used = mapped("m", "parts", body(text("t", "{{a}}{{i}}"), v="t"))
+    empty = graph(llm("a", "{{q}}"), {"id": "parts", "op": "data", "value": []}, used)
+    state = RunState(graph_from_dict(empty))
+    state.open_row(0, {"q": ""})
+    taken = state.take(10)
+    [call] = [each for each in taken if isinstance(each, CallModel)]
+    assert any(isinstance(each, RowDone) for each in taken)
+    state.answered(call.task, fake_answer(call.request))
+    assert state.counts.calls.calls == 1
+    assert not state._ledger._open
+    assert not state._ledger._traces
 
 
 def test_an_answer_that_is_cut_within_its_json_says_so() -> None:

@@ -15,8 +15,9 @@ from weft.abi.errors import EngineDead, InvalidRequest, NotSettable, NoValue, Un
 from weft.loop_thread import LoopThread
 from weft.workflow.frontend.marks import NeedsValueError
 from weft.workflow.frontend.trace import FlowError
+from weft.workflow.frontend.variable import reference_in
 from weft.workflow.graph import InvalidGraph
-from weft.workflow.graph.nodes import LlmNode, PromptMessage
+from weft.workflow.graph.nodes import LlmNode, PromptMessage, TextNode
 from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.values import PartRanges
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
@@ -24,6 +25,7 @@ from weft.workflow.run.driver import RunServices
 from weft.workflow.run.instructions import RunLimits
 from weft.workflow.run.value_errors import NodeFailed
 from weft.workflow.session.run import SessionRun
+from weft.workflow.session.trace import SessionTrace
 from weft.workflow.targets import WorkflowHost
 
 
@@ -195,6 +197,36 @@ def test_one_error_reaches_everyone_and_names_where_it_began(host: Host) -> None
         with pytest.raises(NodeFailed) as late:
             after.get()
         assert late.value is raised[0]
+
+
+def test_errors_of_fields_that_are_not_there_are_not_kept(host: Host) -> None:
+    with weft.session(host) as session:
+        answer = ops.llm("now", name="answer")
+        assert answer.get() == "<now>"
+        for _ in range(3):
+            with pytest.raises(NodeFailed, match="has no field 'x'"):
+                host.thread.run(session._run.get(Reference("answer", ("x",))))
+        assert not session._run._errors
+
+
+def test_what_was_refused_and_what_merged_are_no_names() -> None:
+    submitted: list[Any] = []
+
+    def refuse(node: Any) -> None:
+        if "no" in str(node):
+            raise InvalidRequest("refused")
+
+    trace = SessionTrace(submitted.append, lambda name: False, check_more=refuse)
+    first = trace.add(TextNode, "text", {"template": "yes"})
+    assert str(reference_in(first)) == "text_1"
+    with pytest.raises(InvalidRequest, match="refused"):
+        trace.add(TextNode, "text", {"template": "no"})
+    again = trace.add(TextNode, "text", {"template": "yes"})
+    assert reference_in(again) == reference_in(first)
+    for name in ("text_2", "text_3"):
+        with pytest.raises(InvalidGraph, match=f"there is no value '{name}'"):
+            trace.extend([{"id": "later", "op": "text", "template": f"{{{{{name}}}}}"}])
+    assert [node.id for node in submitted] == ["text_1"]
 
 
 def test_an_error_within_a_body_names_its_item(host: Host) -> None:

@@ -20,9 +20,11 @@ from weft.config import EngineConfig, WorkflowsConfig
 from weft.engine.inline import InlineEngine
 from weft.llm import LLM
 from weft.tokenizers.load import load_tokenizer
+from weft.workflow.graph.values import RowError
 from weft.workflow.run.instructions import RunLimits
 from weft.workflow.run.value_errors import NodeFailed
 from weft.workflow.service.service import WorkflowService
+from weft.workflow.session import remote
 from weft.workflow.session.remote import RemoteSession, has_sessions
 from weft.workflow.session.run import SessionRun
 
@@ -214,6 +216,23 @@ def test_what_the_server_refuses_fails_alone(server: RunningServer) -> None:
         with pytest.raises(NodeFailed, match="llm_2: The model 'none' is not served"):
             depends.get()
         assert all(isinstance(made[number].get(), str) for number in (0, 2))
+
+
+def test_arguments_that_cannot_be_made_fail_what_depends_on_them(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @weft.native_function
+    def shout(said: str) -> str:
+        return said.upper()
+
+    def refuse(values: Any, value_of: Any) -> Any:
+        raise RowError("a value is too long")
+
+    monkeypatch.setattr(remote, "fill_values", refuse)
+    with weft.session(server.url):
+        made = ops.text(f"{shout(ops.text('a'))}!")
+        with pytest.raises(NodeFailed, match="a value is too long"):
+            made.get()
 
 
 def test_options_of_clients_keep_the_graph_here(server: RunningServer) -> None:

@@ -66,6 +66,8 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds to the expected return; None: nothing is expected, or it waits for the device alone."""
     expected_by: ExpectedBy | None = None
     """What `expected_in_s` rests on."""
+    engine: int = 0
+    """Index of the engine among those of its model. The front sets it; an engine does not know it."""
 
 
 class HistogramSnapshot(msgspec.Struct, frozen=True, array_like=True):

@@ -88,9 +88,11 @@ class SpacePool:
 
     def give_back(self, space: Space, pages: list[int], now: float) -> None:
         """A space no longer uses these; its reservation keeps what it lacks, unless they are shared."""
+        num_idle = len(space.reserved) + sum(owner is space for owner, _ in self._returning)
+        num_lacking = self._unused_reservation(space) - num_idle
         for page in pages:
-            idle = len(space.reserved) + sum(owner is space for owner, _ in self._returning)
-            if idle < self._unused_reservation(space) and not self.is_shared(page):
+            if num_lacking > 0 and not self.is_shared(page):
+                num_lacking -= 1
                 if self._is_named:
                     self._returning.append((space, page))
                 else:
@@ -261,4 +263,6 @@ class SpacePool:
 
     def _unused_reservation(self, space: Space) -> int:
         """How many idle pages its reservation entitles it to."""
+        if not space.reservation:
+            return 0
         return max(0, space.reservation - len({page.page for page in space.pages.values()}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -192,12 +192,13 @@ class Space:
             raise InvalidRequest(f"embedding {number} is read before anything was written to it")
         return embed
 
-    def claim(self, first: int, count: int, taken: Iterable[int], what: str) -> range:
+    def claim(self, first: int, count: int, taken: Collection[int], what: str) -> range:
         """New numbers. Raises `InvalidRequest` for numbers in use."""
         if count < 1 or first + count > MAX_HANDLE:
             raise InvalidRequest(f"{count} {what} from number {first} on cannot be allocated", "count")
         numbers = range(first, first + count)
-        used = next((number for number in taken if number in numbers), None)
+        fewer, others = (numbers, taken) if count < len(taken) else (taken, numbers)
+        used = next((number for number in fewer if number in others), None)
         if used is not None:
             raise InvalidRequest(f"{what} {used} is in use: numbers may be used once", "first")
         return numbers

@@ -44,6 +44,7 @@ async def list_sessions(service: Service, request: Request) -> ASGIApp:
 def _card(info: SessionInfo, model: ActiveModel, tenant: str, now: float) -> SessionCard:
     return SessionCard(
         id=info.id,
+        engine=info.engine,
         request_id=info.request_id.removeprefix(f"{tenant}/") if tenant else info.request_id,
         model=model.names[0],
         state=info.state,

@@ -15,6 +15,7 @@ class SessionCard(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence that waits. Times are seconds since 1970."""
 
     id: Annotated[int, Meta(description="Number of the sequence in its engine; used once while the engine lives.")]
+    engine: Annotated[int, Meta(description="Index of the engine; 0 where the model has one.")]
     request_id: Annotated[str, Meta(description="The request, or the request that launched the run.")]
     model: Annotated[str, Meta(description="The model's first served name.")]
     state: Annotated[

@@ -137,8 +137,10 @@ class OpenAIBackend:
         try:
             found = await self._json("POST", "/tokenize", asked)
             return bound_of(request, found["count"], found.get("max_model_len"))
-        except (InvalidRequest, LookupError, TypeError):
+        except (Unsupported, LookupError, TypeError):
             self._has_tokenizer = False
+            return None
+        except InvalidRequest:  # this request alone: one that its template refuses, for example
             return None
 
     async def model_of(self, request: ModelRequest) -> str:

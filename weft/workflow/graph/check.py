@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from weft.workflow.graph.digest import dependencies
-from weft.workflow.graph.mistakes import Mistake, nearest
+from weft.workflow.graph.mistakes import MAX_LISTED, Mistake, bounded_hints, nearest
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.node_checks import own_mistakes
 from weft.workflow.graph.node_types import of_node
@@ -39,6 +39,10 @@ from weft.workflow.graph.values import TOO_DEEP, is_too_deep
 
 MAX_DEPTH = 8
 """Bodies within bodies."""
+MAX_CHECKS = 100_000
+"""Nodes, those of a loop's body counted twice, as they are checked."""
+MAX_CYCLIC = 100
+"""Nodes in cycles after which no further cycle is looked for: each search reads the whole graph."""
 MAX_TEMPLATE_CHARS = 4 << 20
 """Of all templates of a node."""
 MAX_TEMPLATE_VALUES = 100_000
@@ -88,6 +92,7 @@ def check(
     return checked_types(graph, lines, unread, inputs)[0]
 
 
+@bounded_hints()
 def checked_types(
     graph: WorkflowGraph,
     lines: Mapping[str, str] | None = None,
@@ -101,6 +106,10 @@ def checked_types(
     count = count_nodes(graph.nodes)
     if count > MAX_NODES:
         what = f"there are {count:,} nodes, bodies included; the limit is {MAX_NODES:,}"
+        return [*mistakes, Mistake("nodes", what)], {}
+    num_checks = _count_checks(graph.nodes)
+    if num_checks > MAX_CHECKS:
+        what = f"there are {num_checks:,} nodes, counted twice for each loop around them; the limit is {MAX_CHECKS:,}"
         return [*mistakes, Mistake("nodes", what)], {}
     large = too_large(graph.nodes)
     if large:
@@ -117,6 +126,14 @@ def checked_types(
             mistakes.append(Mistake("inputs", f"{name!r} is also the id of a node"))
     types = checker.body(Body(nodes=graph.nodes, outputs=graph.outputs), scope, place, 0)
     return checker.mistakes, types
+
+
+def _count_checks(nodes: Iterable[AnyNode]) -> int:
+    """How many checks of single nodes a graph takes: the body of a loop is checked twice."""
+    return sum(
+        1 + (2 if isinstance(node, LoopNode) else 1) * sum(_count_checks(body.nodes) for body in node.bodies.values())
+        for node in nodes
+    )
 
 
 def too_large(nodes: tuple[AnyNode, ...]) -> list[Mistake]:
@@ -305,10 +322,11 @@ class _Checker:
             self.mistakes.append(Mistake(f"{at}.{use.place}", what))
 
     def _ordered(self, nodes: Iterable[AnyNode], places: Mapping[str, str]) -> Iterator[str]:
-        """Ids of nodes after those of what they need. Reports cycles; their nodes come last."""
+        """Ids of nodes after those of what they need. Reports cycles, as long as they have few nodes; their nodes come
+        last."""
         needs = {name: set(each) for name, each in dependencies(nodes).items()}
         cyclic: list[str] = []
-        while True:
+        while len(cyclic) < MAX_CYCLIC:
             try:
                 order = list(graphlib.TopologicalSorter(needs).static_order())
                 break
@@ -316,12 +334,15 @@ class _Checker:
                 cycle = list(reversed(error.args[1]))
                 first = min(cycle[:-1])
                 turned = cycle[cycle.index(first) : -1] + cycle[: cycle.index(first)] + [first]
-                self.mistakes.append(Mistake(places[first], f"a cycle: {' needs '.join(turned)}"))
+                shown = turned if len(turned) <= MAX_LISTED else [*turned[:MAX_LISTED], "…"]
+                self.mistakes.append(Mistake(places[first], f"a cycle: {' needs '.join(shown)}"))
                 cyclic += turned[:-1]
                 for name in turned:
                     needs.pop(name, None)
                 for each in needs.values():
                     each.difference_update(turned)
+        else:
+            order = list(needs)  # in any order: types of nodes that were not checked yet are not known
         yield from (*order, *cyclic)
 
 

@@ -15,7 +15,7 @@ from weft.endpoints.schemas.chat import ChatRequest
 from weft.endpoints.schemas.completion import CompletionRequest
 from weft.workflow.graph.check import MAX_DEPTH, check, checked_types, too_large
 from weft.workflow.graph.digest import canonical, free_references
-from weft.workflow.graph.mistakes import InvalidGraph, Mistake, nearest
+from weft.workflow.graph.mistakes import InvalidGraph, Mistake, bounded_hints, nearest
 from weft.workflow.graph.node_checks import CALL_FIELDS
 from weft.workflow.graph.nodes import (
     MAX_NODES,
@@ -46,6 +46,7 @@ def graph_from_json(text: str | bytes) -> WorkflowGraph:
     return graph_from_dict(raw)
 
 
+@bounded_hints()
 def graph_from_dict(raw: Any) -> WorkflowGraph:
     """Convert and check decoded JSON; the result is canonical. Raises `InvalidGraph` with every mistake and its
     place."""
@@ -57,6 +58,7 @@ def graph_from_dict(raw: Any) -> WorkflowGraph:
     return canonical(graph)
 
 
+@bounded_hints()
 def growth_from_list(
     raw: Any, types: Mapping[str, ValueType], around: Mapping[str, GraphNode]
 ) -> tuple[tuple[AnyNode, ...], Mapping[str, ValueType]]:

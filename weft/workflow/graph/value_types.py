@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from weft.workflow.graph.mistakes import nearest
+from weft.workflow.graph.mistakes import listed, nearest
 
 Kind = Literal["text", "number", "boolean", "list", "object", "any"]
 
@@ -97,11 +97,12 @@ def follow(of: ValueType, path: Iterable[str]) -> ValueType | str:
         if of.fields is None:
             return ANY
         if name not in of.fields:
-            return f"there is no {what} {name!r}; there are {', '.join(of.fields) or 'none'}.{nearest(name, of.fields)}"
+            known = listed(tuple(of.fields)) or "none"
+            return f"there is no {what} {name!r}; there are {known}.{nearest(name, of.fields)}"
         of = of.fields[name]
     if of.is_outputs and of != UNREAD:
         assert of.fields is not None
         if len(of.fields) == 1:
             return next(iter(of.fields.values()))
-        return f"name one of the outputs: {', '.join(of.fields)}"
+        return f"name one of the outputs: {listed(tuple(of.fields))}"
     return of

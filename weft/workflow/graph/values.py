@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -373,5 +373,28 @@ def _shown(value: Any) -> str:
         ((list, tuple), "the list"),
     ]
     kind = next((name for types, name in kinds if isinstance(value, types)), "the value")
-    text = repr(value[: MAX_SHOWN_CHARS + 1] if isinstance(value, str) else plain(value))
-    return f"{kind} {text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + '…'}"
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > MAX_SHOWN_CHARS:
+            return f"{kind} {text[:MAX_SHOWN_CHARS]}…"
+    return f"{kind} {text}"
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    """The `repr` of a plain value, piece by piece: of a large one only what is shown is written."""
+    value = _content(value)
+    if isinstance(value, Mapping):
+        yield "{"
+        for number, (key, inner) in enumerate(value.items()):
+            yield f"{', ' if number else ''}{key[: MAX_SHOWN_CHARS + 1]!r}: "
+            yield from _pieces(inner)
+        yield "}"
+    elif isinstance(value, (list, tuple)):
+        yield "["
+        for number, inner in enumerate(value):
+            yield ", " if number else ""
+            yield from _pieces(inner)
+        yield "]"
+    else:
+        yield repr(value[: MAX_SHOWN_CHARS + 1] if isinstance(value, str) else value)

@@ -3,8 +3,8 @@
 Two nodes compute the same if they are deterministic, have equal fields (`retries` too), and refer to the same values. A
 call with `cache` false is left alone: no other call may answer it. A node in a body merges with an equal one around the
 body, which is evaluated anyway. Nothing leaves the body of a map or a switch otherwise: the list may be empty and the
-case not taken, and then the call would be one more. The body of a loop is evaluated at least once, so what is the same
-in every round is evaluated before the loop.
+case not taken, and then the call would be one more. The body of a loop is evaluated at least once, so what every round
+asks for, and is the same in all of them, is evaluated before the loop.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import cast
 from msgspec.structs import replace
 
 from weft.workflow.graph.determinism import is_deterministic
-from weft.workflow.graph.digest import free_references, node_digest
+from weft.workflow.graph.digest import free_references, goals, node_digest
 from weft.workflow.graph.names import all_nodes
-from weft.workflow.graph.nodes import AnyNode, Body, LlmNode, LoopNode, WorkflowGraph
+from weft.workflow.graph.nodes import AnyNode, Body, LlmNode, LoopNode, MapNode, WorkflowGraph, uses
 from weft.workflow.graph.templates import Reference
 from weft.workflow.passes.base import (
     Lookup,
@@ -81,10 +81,11 @@ class _Merger:
         if not isinstance(node, LoopNode):
             return node
         inside = {inner.id for inner in node.body.nodes} | set(node.bound)
+        always = _asked_by_every_round(node)
         stay = []
         for inner in node.body.nodes:
             needs = {reference.name for reference in free_references(inner)}
-            if needs & inside or not may_merge(inner):
+            if needs & inside or inner.id not in always or not may_merge(inner):
                 stay.append(inner)
                 continue
             inside.remove(inner.id)
@@ -92,6 +93,23 @@ class _Merger:
                 around.append(inner)
                 self.groups.setdefault(inner.id, [])
         return replace(node, body=replace(node.body, nodes=tuple(stay)))
+
+
+def _asked_by_every_round(node: LoopNode) -> set[str]:
+    """The nodes of a loop's body that are evaluated whatever the values are: none that only cases of a switch need."""
+    nodes = {inner.id: inner for inner in node.body.nodes}
+    asked: set[str] = set()
+    pending = [reference.name for reference in goals(node.body.outputs, node)]
+    while pending:
+        name = pending.pop()
+        if name in asked or name not in nodes:
+            continue
+        asked.add(name)
+        inner = nodes[name]
+        pending += (use.reference.name for use in uses(inner))
+        if isinstance(inner, (MapNode, LoopNode)):  # which ask for what their bodies need from around them
+            pending += (reference.name for reference in free_references(inner))
+    return asked
 
 
 def may_merge(node: AnyNode) -> bool:

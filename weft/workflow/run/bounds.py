@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import repeat
 from typing import Any
 
 import msgspec
 
 from weft.abi.errors import LimitExceeded
+from weft.workflow.graph.templates import parse_template
 from weft.workflow.graph.values import AnswerValue
 
 TURN_COST = 300
@@ -130,6 +132,20 @@ def made_bytes(value: Any) -> int:
     if isinstance(value, str):
         return sys.getsizeof(value)
     return ITEM_BYTES * len(value) if isinstance(value, (list, tuple)) else 0
+
+
+def copied_bytes(templates: Any, filled: Any) -> int:
+    """Bytes of arguments that are new: texts that templates make of others, and the items of lists and objects, which
+    are copied. A text that stands there as it is has no copy."""
+    if isinstance(filled, (list, dict)):
+        inner = filled.values() if isinstance(filled, dict) else filled
+        made_of: Iterable[Any] = repeat(None, len(filled))
+        if isinstance(templates, (Mapping, list, tuple)):
+            made_of = templates.values() if isinstance(templates, Mapping) else templates
+        return ITEM_BYTES * len(filled) + sum(map(copied_bytes, made_of, inner))
+    if not isinstance(templates, str) or not isinstance(filled, str):
+        return 0
+    return made_bytes(filled) if len(parse_template(templates).parts) > 1 else 0
 
 
 def given_bytes(value: Any) -> int:

@@ -31,6 +31,7 @@ from weft.workflow.graph.nodes import (
 from weft.workflow.graph.templates import Reference
 from weft.workflow.graph.values import (
     RowError,
+    ValueOf,
     case_of,
     fill,
     fill_values,
@@ -42,7 +43,15 @@ from weft.workflow.graph.values import (
     plain,
     value_at,
 )
-from weft.workflow.run.bounds import BYTES_PER_COST, FRAME_BYTES, EvaluationBudget, RowCosts, is_flat, made_bytes
+from weft.workflow.run.bounds import (
+    BYTES_PER_COST,
+    FRAME_BYTES,
+    EvaluationBudget,
+    RowCosts,
+    copied_bytes,
+    is_flat,
+    made_bytes,
+)
 from weft.workflow.run.calls import request_of
 from weft.workflow.run.frames import OUTPUTS, Frame, OpenMap, RowFailure, Within
 from weft.workflow.run.instructions import AwaitExternal, CallFunction, CallModel, RunProgram, TaskName
@@ -146,9 +155,9 @@ class Evaluation:
                 args = fill_values(node.args, value_of)
                 self._settle_made(frame, node, join(args["of"], args.get("separator", JOIN_SEPARATOR), node))
             case FunctionNode():
-                self._ask(frame, node, CallFunction(name, node, plain(fill_values(node.args, value_of))))
+                self._ask(frame, node, CallFunction(name, node, self._arguments(frame, node, value_of)))
             case ProgramNode():
-                self._ask(frame, node, RunProgram(name, node, plain(fill_values(node.args, value_of))))
+                self._ask(frame, node, RunProgram(name, node, self._arguments(frame, node, value_of)))
             case ExternalNode():
                 self._ask(frame, node, AwaitExternal(name, node))
             case LlmNode():
@@ -173,6 +182,12 @@ class Evaluation:
             case LoopNode():
                 bound = {each: value_of(reference_of(text)) for each, text in node.init.items()}
                 self._enter(Within(frame, node.id, "#1", 1), "body", bound)
+
+    def _arguments(self, frame: Frame, node: FunctionNode | ProgramNode, value_of: ValueOf) -> Any:
+        """What a function or a program is called with. Raises `RowError` and `LimitExceeded`."""
+        args = plain(fill_values(node.args, value_of))
+        self._hold(frame, copied_bytes(node.args, args))
+        return args
 
     def _settle(self, frame: Frame, node_id: str, value: Any) -> None:
         self._todo += frame.settle(node_id, value)

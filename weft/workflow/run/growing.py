@@ -39,6 +39,7 @@ class GrowingState(RunState):
         self._objectives = SessionObjectives(self._plan)
         self._rows.add(_ROW)
         self._costs.begin(_ROW)
+        self._ledger.begin(_ROW)
 
     def grow(self, nodes: Iterable[AnyNode]) -> None:
         """Add nodes, which are canonical, and whose references are to nodes that are there or among them."""
@@ -73,6 +74,11 @@ class GrowingState(RunState):
         """The value of a node that has settled, as JSON, or the `RowFailure` why there is none."""
         value = reached_value(self._frame, reference)
         return value if isinstance(value, RowFailure) else plain(value)
+
+    def failure(self, name: str) -> RowFailure | None:
+        """Why a node that has settled has no value; None where it has one."""
+        value = self._frame.value(Reference(name))
+        return value if isinstance(value, RowFailure) else None
 
     @property
     def unsettled(self) -> tuple[str, ...]:

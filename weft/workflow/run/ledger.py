@@ -30,7 +30,7 @@ class CallLedger:
         self._rows, self._failed_rows = before.rows, before.failed_rows
         self._calls, self._by_node = before.calls, dict(before.by_node)
         self._open: dict[int, dict[str, CallCounts]] = {}
-        """Of rows in progress, by label."""
+        """Of rows in progress, by label. A call may end after its row, and then counts for the run alone."""
         self._traces: dict[int, list[CallTrace]] = {}
         self._num_traced = before.calls.calls
         """Calls of rows that have ended, as far as they are kept."""
@@ -40,16 +40,21 @@ class CallLedger:
         """Of all calls so far."""
         return RunCounts(self._rows, self._failed_rows, self._calls, dict(self._by_node))
 
+    def begin(self, row: int) -> None:
+        """A row begins."""
+        self._open[row] = {}
+
     def note(self, row: int, label: str, change: Callable[[CallCounts], CallCounts]) -> None:
         """Count something that a call of a row did."""
         self._calls = change(self._calls)
         self._by_node[label] = change(self._by_node.get(label, _NONE))
-        of_row = self._open.setdefault(row, {})
-        of_row[label] = change(of_row.get(label, _NONE))
+        of_row = self._open.get(row)
+        if of_row is not None:
+            of_row[label] = change(of_row.get(label, _NONE))
 
     def trace(self, row: int, call: CallTrace) -> None:
         """Keep a call of a row, unless enough are kept."""
-        if self._num_traced < MAX_TRACED_CALLS:
+        if row in self._open and self._num_traced < MAX_TRACED_CALLS:
             self._traces.setdefault(row, []).append(call)
 
     def end(self, row: int, *, failed: bool) -> EndedCalls:

@@ -49,7 +49,7 @@ MAX_PAUSE_S = 30.0
 class _Task:
     """What something outside works on, or will."""
 
-    __slots__ = ("attempts", "bound", "frame", "instruction", "is_counted", "node")
+    __slots__ = ("attempts", "bound", "frame", "instruction", "is_counted", "key", "node")
 
     def __init__(self, frame: Frame, node: AnyNode, instruction: Instruction):
         self.frame = frame
@@ -60,18 +60,16 @@ class _Task:
         """Of a call: whether what it costs is known."""
         self.bound: CallBound | None = None
         """Of a call; None where it was not asked for."""
+        self.key: str | None = None
+        """Of a call whose answer equal calls have too; None for others, and with `cache` false: no other call may
+        answer that."""
+        if isinstance(instruction, CallModel) and instruction.may_be_cached:
+            self.key = instruction.request.key
 
     @property
     def label(self) -> str:
         """The node, with those whose bodies it is in (`weft.workflow.graph.labels`)."""
         return self.frame.plan.labels[self.node.id]
-
-    @property
-    def key(self) -> str | None:
-        """Of a call whose answer equal calls have too; None for others, and with `cache` false: no other call may
-        answer that."""
-        call = self.instruction
-        return call.request.key if isinstance(call, CallModel) and call.may_be_cached else None
 
     @property
     def site(self) -> CallSite:
@@ -151,6 +149,7 @@ class RunState(Evaluation):
         """A row arrives. `values` has all inputs of the graph."""
         self._rows.add(row)
         self._costs.begin(row)
+        self._ledger.begin(row)
         self._unstarted[row] = values
         self.num_opened += 1
         self._todo += Frame(self._plan, values, row).ask(OUTPUTS)

@@ -285,7 +285,7 @@ class RunExecution:
                 self._save()
 
     async def _confirm_one(self, state: RunState, result: _Unwritten) -> None:
-        await asyncio.wrap_future(result.written)
+        await asyncio.shield(asyncio.wrap_future(result.written))  # a result is kept though its run ends meanwhile
         self._unconfirmed.remove(result)
         self._count_ended(state, result)
         self._count(state, ended=1, failed=int(result.failed))

@@ -94,8 +94,8 @@ class WorkflowRuns:
         """Requests that change the store; they go on when their client disconnects."""
         self._starting: dict[str, WorkflowRun] = {}
         """New runs whose records are being stored: a second request with the same key may find them there first."""
-        self._entering: Counter[str] = Counter()
-        """Of each tenant: requests of new runs that have found room, and have no run yet."""
+        self._entering: Counter[tuple[str, str]] = Counter()
+        """By tenant and workflow: requests of new runs that have found room, and have no run yet."""
         self._cancelled: dict[str, str] = {}
         """Why runs are being cancelled."""
         self._unstored: dict[str, WorkflowRun] = {}
@@ -199,7 +199,9 @@ class WorkflowRuns:
         return [known.get(record.id) or WorkflowRun(record) for record in found]
 
     def check_unused(self, tenant: str, workflow: str) -> None:
-        """Raise `InvalidRequest` for a workflow of which a run is in progress."""
+        """Raise `InvalidRequest` for a workflow of which a run is in progress, or is being started."""
+        if (tenant, workflow) in self._entering:
+            raise InvalidRequest("A run of it is being started; try again, and cancel that first.", "workflow")
         for run in self._live.values():
             if (run.record.tenant, run.record.workflow) == (tenant, workflow):
                 raise InvalidRequest(f"Its run {run.id} is {run.record.status}; cancel that first.", "workflow")
@@ -263,7 +265,7 @@ class WorkflowRuns:
             raise InvalidRequest(
                 f"The run {id} is {record.status}; only a run that failed or was cancelled can be resumed.", "run"
             )
-        with self._room(tenant):
+        with self._room(tenant, record.workflow):
             await self._store_end(id)
             await self._library.find(tenant, record.workflow)
             record = msgspec.structs.replace(record, status="queued", error=None, finished_s=None)
@@ -273,7 +275,7 @@ class WorkflowRuns:
         return await self.find(tenant, id)
 
     async def _begin(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> WorkflowRun:
-        with self._room(tenant):
+        with self._room(tenant, workflow.id):
             return await self._begin_here(tenant, workflow, request)
 
     async def _begin_here(self, tenant: str, workflow: StoredWorkflow, request: RunRequested) -> WorkflowRun:
@@ -336,21 +338,22 @@ class WorkflowRuns:
         return record, NewRun(record.id, tenant, request.key, record.created_s, encoded, rows.chunks)
 
     @contextlib.contextmanager
-    def _room(self, tenant: str) -> Iterator[None]:
+    def _room(self, tenant: str, workflow: str) -> Iterator[None]:
         """Take a place among the runs of a tenant that wait, until the new one is among them. Raises `Overloaded`."""
         waiting = sum(run.record.tenant == tenant for id, run in self._live.items() if id not in self._tasks)
-        if waiting + self._entering[tenant] >= self._config.max_waiting:
+        waiting += sum(count for (of, _), count in self._entering.items() if of == tenant)
+        if waiting >= self._config.max_waiting:
             raise Overloaded(
                 f"{self._config.max_waiting} of your runs of workflows wait already (workflows.max_waiting); "
                 "try again later."
             )
-        self._entering[tenant] += 1
+        self._entering[tenant, workflow] += 1
         try:
             yield
         finally:
-            self._entering[tenant] -= 1
-            if not self._entering[tenant]:
-                del self._entering[tenant]
+            self._entering[tenant, workflow] -= 1
+            if not self._entering[tenant, workflow]:
+                del self._entering[tenant, workflow]
 
     def _add(self, run: WorkflowRun) -> WorkflowRun:
         self._live[run.id] = run
@@ -428,14 +431,19 @@ class WorkflowRuns:
             run.on_cancel = None
             for known in (self._live, self._tasks, self._cancelled):
                 known.pop(run.id, None)
-            run.update(**{name: getattr(record, name) for name in ("status", "error", "finished_s")})
+            run.update(**{name: getattr(ended.record, name) for name in ("counts", "status", "error", "finished_s")})
             self._start_waiting()
 
     async def _store_end(self, id: str) -> None:
         """Store the record of a run that has ended, if that is still to be done. Raises `StorageFailed`."""
         if id not in self._unstored:
             return
-        record = self._unstored[id].record
+        run = self._unstored[id]
+        if run.record.status != "finished":
+            # Results were on their way when it ended. They are committed by now, and can be read.
+            num_rows, num_failed = await asyncio.wrap_future(self._tables.runs.num_ended(run.record.tenant, id))
+            run.update(counts=run.record.counts._replace(rows=num_rows, failed_rows=num_failed))
+        record = run.record
         encoded, ended_s = msgspec.json.encode(record), record.finished_s or 0.0
         end, is_complete = self._tables.runs.end, record.status == "finished"
         await asyncio.wrap_future(end(record.tenant, id, encoded, ended_s, is_complete=is_complete))

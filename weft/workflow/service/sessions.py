@@ -243,7 +243,7 @@ class SessionService:
         except BaseException:
             if session.num_growths == num_growths:
                 session.num_bytes -= num_bytes
-            if session.is_empty:
+            if session.is_empty and not session.is_waited_for:  # by another request, which began with the same label
                 why = "the request that began the session was refused"
                 self._forget((tenant, session.session_id), why)
                 self._later(session.run.close(why))

@@ -288,8 +288,8 @@ class RemoteSession:
             self._errors[node.id] = error
             await self._tell(node.id, {"error": error.message})
             return
-        except WeftError as error:
-            await self._tell(node.id, {"error": error.message})
+        except (WeftError, ValueError) as error:  # a text that is too long, an answer that is not JSON
+            await self._tell(node.id, {"error": message_of(error)})
             return
         for tries in range(node.retries + 1):
             try:

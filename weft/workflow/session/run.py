@@ -57,7 +57,7 @@ class SessionRun:
         """Of values from outside."""
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._errors: dict[int, NodeFailed] = {}
-        """By the identity of failures, which the state keeps."""
+        """By the identity of failures that the state keeps, those of nodes: so all who get one have the same error."""
         self._over = ""
         """Why the session is over; empty while it is not."""
         self._on_settled = on_settled
@@ -152,7 +152,10 @@ class SessionRun:
             raise self.missing(reference.name)
         value = self._state.value(reference)
         if isinstance(value, RowFailure):
-            raise self._errors.setdefault(id(value), NodeFailed.of(value)).with_traceback(None)
+            failed = NodeFailed.of(value)
+            if value is self._state.failure(reference.name):
+                failed = self._errors.setdefault(id(value), failed)
+            raise failed.with_traceback(None)
         return value
 
     def __contains__(self, name: str) -> bool:
@@ -160,7 +163,7 @@ class SessionRun:
 
     def has_failed(self, name: str) -> bool:
         """Whether a node has failed."""
-        return self._state.has_settled(name) and isinstance(self._state.value(Reference(name)), RowFailure)
+        return self._state.has_settled(name) and self._state.failure(name) is not None
 
     @property
     def counts(self) -> RunCounts:

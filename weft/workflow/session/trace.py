@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft.workflow.frontend.trace import FlowError, FlowTrace
-from weft.workflow.frontend.variable import Values, Variable
+from weft.workflow.frontend.variable import Values, Variable, reference_in
 from weft.workflow.graph.check import check
 from weft.workflow.graph.digest import canonical, free_references, node_digest
 from weft.workflow.graph.json import growth_from_list
@@ -64,9 +64,16 @@ class SessionTrace(FlowTrace):
     ) -> Variable:
         """Check a node, merge it with an equal one or submit it. Raises `InvalidGraph` for a mistake, and `FlowError`
         where the session has too many nodes or a body has a value from outside."""
-        super().add(kind, op, fields, name=name, bodies=bodies)
-        node = self._checked(self.nodes.pop())
+        added = reference_in(super().add(kind, op, fields, name=name, bodies=bodies)).name
+        try:
+            node = self._checked(self.nodes.pop())
+        except BaseException:
+            del self._types[added]
+            self.names.used.discard(added)
+            raise
         kept = self._kept(node)
+        if kept != added:
+            del self._types[added]
         return Variable(self, Reference(kept), self._types[kept])
 
     def variable(self, reference: Reference) -> Variable:
