@@ -18,6 +18,7 @@ from weft.workflow.graph.templates import Reference
 from weft.workflow.run.frames import RowFailure
 from weft.workflow.run.growing import GrowingState
 from weft.workflow.run.instructions import CallModel, FindCost, RunLimits, Settled
+from weft.workflow.run.objectives import SessionObjectives
 from weft.workflow.run.order import CallHints
 
 
@@ -213,6 +214,21 @@ def test_objectives_are_those_of_what_is_still_to_come() -> None:
     assert both == CallObjective("latency")
     assert bulk == CallObjective("deadline", None, 208.0)
     assert state.objective("notes.note") is None
+
+
+def test_objectives_are_deduced_once_for_all_that_is_wanted_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of requests may each ask for a value of a graph with thousands of nodes."""
+    deduced: list[float] = []
+    deduce = SessionObjectives._deduce
+
+    def counted(self: SessionObjectives, now: float) -> None:
+        deduced.append(now)
+        deduce(self, now)
+
+    monkeypatch.setattr(SessionObjectives, "_deduce", counted)
+    state = grown(*[("all", deadline(100 - seconds)) for seconds in range(50)])
+    assert len(calls(state, 1)) == 1
+    assert len(deduced) == 1
 
 
 def test_a_part_of_a_map_has_its_objective_and_the_earlier_deadline_counts() -> None:

@@ -17,7 +17,7 @@ from weft.workflow.graph.values import plain
 from weft.workflow.run.bounds import EvaluationBudget
 from weft.workflow.run.evaluation import reached_value
 from weft.workflow.run.frames import Frame, RowFailure
-from weft.workflow.run.instructions import RunLimits, Settled
+from weft.workflow.run.instructions import Instruction, RunLimits, Settled
 from weft.workflow.run.objectives import SessionObjectives, urgency
 from weft.workflow.run.order import CallSite, Hints, NodePlaces, no_hints
 from weft.workflow.run.state import RunState
@@ -36,7 +36,8 @@ class GrowingState(RunState):
         self._places = NodePlaces(())
         super().__init__(_EMPTY, self._order_of, limits, hints, budget=budget)
         self._frame = Frame(self._plan, {}, _ROW)
-        self._objectives = SessionObjectives(self._plan)
+        self._objectives = SessionObjectives(self._plan, self._frame.values)
+        self._is_unsorted = False
         self._rows.add(_ROW)
         self._costs.begin(_ROW)
         self._ledger.begin(_ROW)
@@ -53,8 +54,14 @@ class GrowingState(RunState):
 
     def want(self, node: str, criterion: Criterion, now: float) -> None:
         """A value is asked for. What it needs and is not yet sent is sent as the criterion says."""
-        if self._objectives.want(node, criterion, now, self._frame.values):
+        self._is_unsorted |= self._objectives.want(node, criterion, now)
+
+    def take(self, max_calls: int, max_new: int | None = None) -> list[Instruction]:
+        """As `RunState.take`."""
+        if self._is_unsorted:
+            self._is_unsorted = False
             self.sort()
+        return super().take(max_calls, max_new)
 
     def objective(self, label: str) -> CallObjective | None:
         """What the calls of a node are to be fast at, a deadline as a time; None: not given."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from weft.core.objectives import LEAST_DEADLINE_S, MAX_DEADLINE_S
 from weft.workflow.analysis.objectives import CallObjective, WantedCall, call_objectives
@@ -11,7 +11,7 @@ from weft.workflow.criteria import Criterion, is_stricter
 from weft.workflow.graph.digest import free_references
 from weft.workflow.graph.labels import outer_node
 from weft.workflow.graph.names import all_nodes
-from weft.workflow.graph.nodes import AnyNode, LlmNode, MapNode
+from weft.workflow.graph.nodes import LlmNode, MapNode
 from weft.workflow.run.frames import BodyPlan
 
 PRIORITIES: Mapping[str, int] = {
@@ -26,44 +26,54 @@ PRIORITIES: Mapping[str, int] = {
 
 
 class SessionObjectives:
-    """Objectives of the outer nodes of a graph that grows. What is in the body of a node has that of the node."""
+    """Objectives of the outer nodes of a graph that grows. What is in the body of a node has that of the node. They are
+    deduced when one is asked for: many values may be wanted before."""
 
-    def __init__(self, plan: BodyPlan):
+    def __init__(self, plan: BodyPlan, settled: Collection[str]):
+        """`settled`: the nodes that have a value or have failed, by now."""
         self._plan = plan
+        self._settled = settled
         self._wanted: dict[str, Criterion] = {}
         """Seconds of deadlines are times."""
+        self._changed_s: float | None = None
+        """When a value was wanted last; None: nothing is to be deduced."""
         self._found: dict[str, CallObjective] = {}
+        self._facts: dict[str, _Facts] = {}
+        """By node; no node changes."""
 
     def of(self, label: str) -> CallObjective | None:
         """The objective of a node by its label; seconds of a deadline are a time."""
+        if self._changed_s is not None:
+            now, self._changed_s = self._changed_s, None
+            self._deduce(now)
         return self._found.get(outer_node(label))
 
-    def want(self, node: str, criterion: Criterion, now: float, settled: Collection[str]) -> bool:
+    def want(self, node: str, criterion: Criterion, now: float) -> bool:
         """A value is asked for at `now`, in seconds. Of several criteria for one value the strictest counts. Returns
         whether objectives may have changed."""
         due = None if criterion.seconds is None else now + criterion.seconds
         criterion = criterion._replace(seconds=due)
         known = self._wanted.get(node)
-        if node in settled or (known is not None and not is_stricter(criterion, known)):
+        if node in self._settled or (known is not None and not is_stricter(criterion, known)):
             return False
         self._wanted[node] = criterion
-        self._wanted = {name: each for name, each in self._wanted.items() if name not in settled}
-        self._deduce(now, settled)
+        self._changed_s = now
         return True
 
-    def _deduce(self, now: float, settled: Collection[str]) -> None:
-        cone = self._cone(settled)
+    def _deduce(self, now: float) -> None:
+        self._wanted = {name: each for name, each in self._wanted.items() if name not in self._settled}
         numbers: dict[str, int] = {}
         made_from: dict[str, frozenset[int]] = {}
         calls: list[WantedCall] = []
-        for node in cone:
-            needs = frozenset[int]().union(*(made_from.get(need, frozenset()) for need in _needs(node)))
-            if any(isinstance(inner, LlmNode) for inner in all_nodes((node,))):
-                numbers[node.id] = len(calls)
-                made_from[node.id] = frozenset([len(calls)])
-                calls.append(WantedCall(tuple(sorted(needs)), isinstance(node, MapNode)))
+        for name in self._cone():
+            facts = self._facts_of(name)
+            needs = frozenset[int]().union(*(made_from.get(need, frozenset()) for need in facts.needs))
+            if facts.has_call:
+                numbers[name] = len(calls)
+                made_from[name] = frozenset([len(calls)])
+                calls.append(WantedCall(tuple(sorted(needs)), isinstance(self._plan.nodes[name], MapNode)))
             else:
-                made_from[node.id] = needs
+                made_from[name] = needs
         wanted: dict[int, Criterion] = {}
         for name, criterion in self._wanted.items():
             left = None if criterion.seconds is None else max(criterion.seconds - now, 0.0)
@@ -71,30 +81,43 @@ class SessionObjectives:
                 if number not in wanted or is_stricter(criterion._replace(seconds=left), wanted[number]):
                     wanted[number] = criterion._replace(seconds=left)
         found = call_objectives(calls, wanted)
+        self._found = {}
         for name, number in numbers.items():
             objective = found[number]
             due = None if objective.seconds is None else objective.seconds + now
             self._found[name] = objective._replace(seconds=due)
 
-    def _cone(self, settled: Collection[str]) -> list[AnyNode]:
+    def _cone(self) -> Iterable[str]:
         """What is wanted and all that it needs and is still to come, each after what it needs."""
         order: dict[str, None] = {}
         for name in self._wanted:
             pending = [(name, False)]
             while pending:
                 name, is_ready = pending.pop()
-                if name in order or name in settled or name not in self._plan.nodes:
+                if name in order or name in self._settled or name not in self._plan.nodes:
                     continue
                 if is_ready:
                     order[name] = None
                     continue
                 pending.append((name, True))
-                pending += [(need, False) for need in _needs(self._plan.nodes[name])]
-        return [self._plan.nodes[name] for name in order]
+                pending += [(need, False) for need in self._facts_of(name).needs]
+        return order
+
+    def _facts_of(self, name: str) -> _Facts:
+        known = self._facts.get(name)
+        if known is None:
+            node = self._plan.nodes[name]
+            needs = tuple(dict.fromkeys(reference.name for reference in free_references(node)))
+            known = self._facts[name] = _Facts(needs, any(isinstance(each, LlmNode) for each in all_nodes((node,))))
+        return known
 
 
-def _needs(node: AnyNode) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(reference.name for reference in free_references(node)))
+class _Facts(NamedTuple):
+    """What of a node matters here."""
+
+    needs: tuple[str, ...]
+    has_call: bool
+    """Of a model, its body included."""
 
 
 def urgency(objective: CallObjective | None) -> int:
