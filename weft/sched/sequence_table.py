@@ -187,7 +187,7 @@ class SequenceTable:
     def _cut(self, sequence: Sequence, keep: int, now: float) -> None:
         if not sequence.table.pages:
             return
-        if keep >= sequence.num_computed and sequence.state is SequenceState.RUNNING:
+        if keep >= sequence.num_computed and sequence.table.announced and sequence.state is SequenceState.RUNNING:
             return  # there is nothing beyond, and others may wait for the prefix that it computes
         if keep < sequence.num_computed:
             sequence.returning = sequence.has_partial = False  # it goes on with what is left on the device

@@ -251,6 +251,7 @@ def test_no_more_calls_are_kept_than_can_be_shown() -> None:
     call = CallTrace("a", "a", 1, 0, 0, 1, 1, 1.0, 1.0, 1.0)
     kept = 0
     for row in range(MAX_TRACED_CALLS // 1000 + 3):
+        ledger.begin(row)
         for _ in range(1000):
             ledger.trace(row, call)
         kept += len(ledger.end(row, failed=False).traces)
