@@ -37,14 +37,18 @@ def find_model(
     """
     if model == EMBEDDED_MODEL:
         return _embedded()
-    path = Path(model).expanduser()
-    # An empty name would mean the current directory.
-    if model and path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        # An empty name would mean the current directory.
+        is_directory, is_there = bool(model) and path.is_dir(), bool(model) and path.exists()
+    except (OSError, RuntimeError) as error:
+        raise ModelLoadError(f"{model!r:.100} cannot be looked up: {error}") from error
+    if is_directory:
         files = sorted(file.name for file in path.glob(f"*{SUFFIX}"))
         if files and not (path / "config.json").exists():
             raise ModelLoadError(f"{path} has GGUF files; give one of them by name: {', '.join(files)}")
         return path
-    if model and path.exists():
+    if is_there:
         if path.name.lower().endswith(SUFFIX):
             return path
         raise ModelLoadError(

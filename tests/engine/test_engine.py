@@ -63,6 +63,20 @@ def test_scores_on_a_fork_of_a_prompt_that_is_not_computed_yet_have_the_first_on
     driver.run()
 
 
+def test_a_prefix_is_computed_once_though_its_sequence_is_told_to_generate_meanwhile() -> None:
+    driver = Driver(num_device_pages=200, max_context=1024)
+    prompt = [i % 900 for i in range(800)]
+    first = driver.open(prompt, namespace="")
+    driver.step()
+    second = driver.open([*prompt, 3], namespace="")
+    driver.generate(second, 2)
+    driver.step()
+    driver.generate(first, 2)
+    driver.run()
+    assert driver.engine.stats().prefill_tokens <= 800 + 2
+    driver.finish()
+
+
 class BrokenGuide:
     """A grammar that allows no token."""
 

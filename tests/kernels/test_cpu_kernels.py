@@ -96,6 +96,15 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert done.returncode == 0
 
 
+@levels
+@pytest.mark.parametrize("rows", [[(1, 1), (1, 20)], [(1, 9), (2, 8), (1, 600)], [(20, 20)]])
+def test_scores_that_are_nan_give_nan(kernels, rows):
+    """A query whose scores are no numbers is not one without entries."""
+    case = random_case(np.random.default_rng(0), rows)
+    q = torch.full_like(case.q, float("nan"))
+    assert kernels.attention(q, case.kv, case.batch, 0.25, None).isnan().all()
+
+
 row_lists = st.lists(
     st.one_of(
         st.tuples(st.just(1), st.integers(1, 600)),

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from weft.abi.errors import ConfigError, ModelLoadError, Unsupported
 from weft.hub import find_model
+from weft.models.config_json import window_layers
 from weft.models.loader import choose_dtype, load_model, open_checkpoint
 from weft.models.random_checkpoints import write_tiny
 from weft.models.safetensors_files import INDEX_FILE, SINGLE_FILE, read_header
@@ -448,3 +449,15 @@ def test_mistral_without_a_word_on_windows_has_the_formats_default(tmp_path):
     assert open_checkpoint(directory).spec.sliding_windows == (None,) * 3
     edit_config(directory, sliding_window="ABSENT")
     assert open_checkpoint(directory).spec.sliding_windows == (4096,) * 3
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "~nosuchuser/model"])
+def test_a_name_that_cannot_be_looked_up_is_an_error_of_the_model(name: str) -> None:
+    with pytest.raises(ModelLoadError, match="cannot be looked up"):
+        find_model(name, files=["*"])
+
+
+def test_a_window_that_is_null_is_none() -> None:
+    raw = {"num_hidden_layers": 2, "use_sliding_window": True, "max_window_layers": 0}
+    assert window_layers(raw) == (4096, 4096)
+    assert window_layers({**raw, "sliding_window": None}) == (None, None)

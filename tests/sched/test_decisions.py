@@ -292,7 +292,9 @@ def test_four_methods_and_their_forms_for_a_step_alone_change_the_kv_counters() 
     assert set(changed) == {("sequence.py", name) for name in KV_WRITERS}
 
 
-@pytest.mark.parametrize(("packed", "message"), [(b"abc", "3 bytes"), (b"", "no tokens"), (pack_tokens([7, 100]), "100")])
+@pytest.mark.parametrize(
+    ("packed", "message"), [(b"abc", "3 bytes"), (b"", "no tokens"), (pack_tokens([7, 100]), "100")]
+)
 def test_what_follows_a_prompt_that_cannot_be_read_fails_as_it_does(packed: bytes, message: str) -> None:
     alone = Alone()
     alone.say(

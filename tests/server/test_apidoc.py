@@ -151,7 +151,10 @@ def test_limits_are_those_of_the_code() -> None:
         ("`bad_words`", str(sampling.MAX_BAD_WORDS // 2)),
         ("`tools`", str(tools.MAX_TOOLS)),
         ("schemas and grammars of a request", f"{constraints.MAX_GRAMMAR_BYTES >> 10} KiB"),
-        ("strings of `guided_choice`", f"{constraints.MAX_CHOICE_BYTES >> 20} MiB"),
+        (
+            "strings of `guided_choice`",
+            f"{constraints.MAX_CHOICE_STRINGS:,}, with {constraints.MAX_CHOICE_BYTES >> 20} MiB together",
+        ),
         ("`logprobs`, `top_logprobs`, `prompt_logprobs`", str(sampling.MAX_LOGPROBS)),
     ]
     for row in rows:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from typing import Any
 
 import pytest
 
 from tests.server.conftest import RunningServer, ids, sse
 from tests.server.test_requests import error_of
+from weft.endpoints import embeddings
 
 PATH = "/v1/completions"
 
@@ -152,4 +155,22 @@ def test_embedding_inputs(server: RunningServer) -> None:
     assert error_of(post("a", dimensions=0))["param"] == "dimensions"
     assert error_of(post("a", encoding_format="hex"))["param"] == "encoding_format"
     assert error_of(post("a" * 5000))["code"] == "context_length_exceeded"
+    choices = {"prompt": "a", "guided_choice": [""] * 70_000}
+    assert error_of(server.post("/v1/completions", choices))["param"] == "guided_choice"
     assert post("a" * 5000, truncate_prompt_tokens=-1).json()["usage"]["prompt_tokens"] == 4096
+
+
+def test_many_vectors_are_written_on_a_thread(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    written = embeddings._written
+
+    def noted(vector: list[float], form: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return written(vector, form)
+
+    monkeypatch.setattr(embeddings, "_written", noted)
+    monkeypatch.setattr(embeddings, "NUMBERS_PER_DETAIL", 1)
+    for count in (1, 2000):
+        threads.clear()
+        assert len(server.post("/v1/embeddings", {"input": ["a"] * count}).json()["data"]) == count
+        assert (set(threads) == {server._thread.name}) == (count == 1)

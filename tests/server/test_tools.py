@@ -347,6 +347,7 @@ def function(**fields) -> list[dict]:
         ({"tools": function(), "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
         ({"tools": function(), "tool_choice": allowed()}, "tool_choice.allowed_tools"),
         ({"tools": function(), "tool_choice": allowed("f", mode="some")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": function(), "tool_choice": allowed(*["f"] * 1025)}, "tool_choice.allowed_tools.tools"),
         ({"tools": function(strict="yes")}, "tools[0].function.strict"),
         ({"tools": function(), "tool_choice": allowed("f", "g")}, "tool_choice.allowed_tools.tools[1].function.name"),
         (

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -130,3 +132,9 @@ def test_tokens_depend_on_the_session_and_its_shared_prompt_on_the_kind() -> Non
     assert first.own(3).take(10) != first.own(4).take(10) != TokenSource(6, 1000).own(4).take(10)
     assert first.shared("a", 5) == second.shared("a", 8)[: 5 * 4]
     assert first.shared("a", 5) != first.shared("b", 5)
+
+
+def test_requests_that_come_at_once_have_a_number() -> None:
+    with pytest.raises(ValueError, match="need a number"):
+        mixture(MixtureParameters(rate=math.inf), 0)
+    assert [script.arrive_s for script in mixture(MixtureParameters(rate=math.inf, requests=3), 0)] == [0.0] * 3

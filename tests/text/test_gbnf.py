@@ -124,3 +124,14 @@ def test_what_regular_expressions_cannot_say() -> None:
 def test_what_is_no_grammar_says_where(rules: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         to_lark(rules)
+
+
+def test_names_that_differ_in_dashes_alone_are_told_apart_in_linear_space() -> None:
+    names = ["-" * count + "_" * (12 - count) for count in range(13)]
+    names += ["".join("-_"[number >> bit & 1] for bit in range(12)) for number in range(4000)]
+    names = ["a" + name for name in dict.fromkeys(names)]
+    text = "root ::= " + " | ".join(names) + "\n" + "".join(f'{name} ::= "x"\n' for name in names)
+    lark = to_lark(text)
+    assert len(lark) < 4 * len(text)
+    rules = [line.partition(":")[0] for line in lark.splitlines() if ":" in line and not line.startswith("%")]
+    assert len(set(rules)) == len(rules) > len(names)

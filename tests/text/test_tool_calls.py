@@ -237,6 +237,23 @@ def test_a_held_call_that_is_cut_or_wrong_is_content(text: str) -> None:
     assert (calls(deltas), content(deltas)) == ([], text)
 
 
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (HermesParser, '<tool_call>{"name": "f", "arguments": {"a": 1}}\n</tool_'),
+        (MistralParser, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"na'),
+    ],
+)
+def test_markup_that_the_length_cuts_behind_a_call_is_no_content(
+    kind: type[ToolCallParser], text: str, hold: bool
+) -> None:
+    reader = kind({"f"}, hold=hold)
+    deltas = [*reader.push(text), *reader.finish(cut=True)]
+    assert calls(deltas) == [("f", '{"a": 1}')]
+    assert content(deltas) == ""
+
+
 def test_a_call_that_the_length_cuts_is_told_as_far_as_it_came() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1'
     for hold in (False, True):

@@ -57,6 +57,15 @@ def test_a_text_is_checked_before_it_is_tokenized() -> None:
         asyncio.run(encode(ChatPrompt(messages=TALK), byte_tokenizer(), check=refuse))
 
 
+def test_a_template_that_expects_a_text_beside_calls_gets_an_empty_one() -> None:
+    source = "{% for m in messages %}{{ m.role + ':' + m.content }}{% for call in m.tool_calls %}"
+    source += "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }};{% endfor %}{% endfor %}"
+    source += "{% endfor %}"
+    call = {"function": {"name": "f", "arguments": "[]"}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert render(ChatPrompt(messages=messages, chat_template=source), PLAIN) == "user:aassistant:arguments=[];"
+
+
 ITERATES = "{% for key, value in call.arguments ITEMS %}{{ key }}={{ value }};{% endfor %}"
 
 

@@ -137,7 +137,12 @@ def _echoes(body: CompletionRequest, model: ActiveModel, args: Sequence[Args]) -
 
 def _logprobs_writer(body: CompletionRequest, model: ActiveModel) -> CompletionLogprobsWriter:
     hidden = model.tokenizer.special_ids if body.skip_special_tokens else frozenset()
-    return CompletionLogprobsWriter(model.tokenizer.bytes_of, lambda token: token not in hidden, body.logprobs or 0)
+    return CompletionLogprobsWriter(
+        model.tokenizer.bytes_of,
+        lambda token: token not in hidden,
+        body.logprobs or 0,
+        strips_space=body.echo and model.tokenizer.strips_leading_space,
+    )
 
 
 def _writer(

@@ -23,6 +23,8 @@ from weft.text import gbnf
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_CHOICE_BYTES = 1 << 20
 """Of the strings that a text may be: they are one automaton, which is compiled in a second."""
+MAX_CHOICE_STRINGS = 1 << 16
+"""Each takes time beside its bytes; it may have none."""
 FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _BLANKS = ("whitespace_pattern", "disable_any_whitespace")
@@ -146,6 +148,8 @@ def _of_kind(kind: str, value: Any, path: str, blanks: Blanks | None) -> Grammar
             raise InvalidRequest(f"{path} must be a JSON schema: an object, or its text.", path)
         return _json(value, path, blanks)
     if kind == "choice":
+        if isinstance(value, list) and len(value) > MAX_CHOICE_STRINGS:
+            raise InvalidRequest(f"{path} has {len(value):,} strings, at most {MAX_CHOICE_STRINGS:,}.", path)
         if not isinstance(value, list) or not value or not all(isinstance(option, str) for option in value):
             raise InvalidRequest(f"{path} must be a list of at least one string.", path)
         check_size(sum(len(option.encode(errors="replace")) for option in value), path, MAX_CHOICE_BYTES)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from weft.core.ids import TOKEN_BYTES
 from weft.endpoints.errors import require
-from weft.endpoints.generate import PROMPTS_AT_ONCE
+from weft.endpoints.generate import PROMPTS_AT_ONCE, built
 from weft.endpoints.models import ActiveModel, Models
 from weft.endpoints.prompts import Fit, as_prompts, tokenize
 from weft.endpoints.record import Record
@@ -22,6 +22,9 @@ from weft.endpoints.schemas.embedding import (
 )
 from weft.programs.builtin import embedding
 from weft.programs.types import Caller, EmbeddingArgs, EmbeddingResult
+
+NUMBERS_PER_DETAIL = 32
+"""Numbers of vectors that take as long to write as what is told of a token."""
 
 
 async def create(body: EmbeddingRequest, record: Record, models: Models) -> EmbeddingResponse:
@@ -39,12 +42,17 @@ async def create(body: EmbeddingRequest, record: Record, models: Models) -> Embe
     packed = await tokenize(inputs, model.tokenizer, fit, add_special=body.add_special_tokens, tenant=record.tenant)
     record.prompt_tokens = sum(len(prompt) // TOKEN_BYTES for prompt in packed)
     results = await _embed(body, record.caller(priority=body.priority), model, packed)
-    data = [
-        EmbeddingItem(index=index, embedding=_written(result.embedding, body.encoding_format))
-        for index, result in enumerate(results)
-    ]
-    usage = EmbeddingUsage(record.prompt_tokens, record.prompt_tokens)
-    return EmbeddingResponse(data=data, model=body.model or model.names[0], usage=usage)
+
+    def build() -> EmbeddingResponse:
+        data = [
+            EmbeddingItem(index=index, embedding=_written(result.embedding, body.encoding_format))
+            for index, result in enumerate(results)
+        ]
+        usage = EmbeddingUsage(record.prompt_tokens, record.prompt_tokens)
+        return EmbeddingResponse(data=data, model=body.model or model.names[0], usage=usage)
+
+    num_numbers = sum(len(result.embedding) for result in results)
+    return await built(build, record, num_told=num_numbers // NUMBERS_PER_DETAIL)
 
 
 async def _embed(

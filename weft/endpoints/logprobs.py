@@ -55,15 +55,19 @@ class CompletionLogprobsWriter:
     """The parallel lists of the completion API, for one choice, chunk by chunk.
 
     `is_shown(token)` says whether a token is part of the text, which may leave out special tokens. `num_tops` is the
-    number of most probable tokens reported beside the chosen one.
+    number of most probable tokens reported beside the chosen one. With `strips_space` the text has no space that its
+    first token begins with.
     """
 
-    def __init__(self, token_bytes: TokenBytes, is_shown: Callable[[int], bool], num_tops: int):
+    def __init__(
+        self, token_bytes: TokenBytes, is_shown: Callable[[int], bool], num_tops: int, *, strips_space: bool = False
+    ):
         self._token_bytes = token_bytes
         self._is_shown = is_shown
         self._num_tops = num_tops
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+        self._strips_space = strips_space
 
     def write(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
         """The lists for the next tokens. The entry of a token without a prediction (the first of a prompt) is None."""
@@ -72,7 +76,11 @@ class CompletionLogprobsWriter:
             data = self._token_bytes(token)
             result.tokens.append(_quoted(data))
             result.text_offset.append(self._offset)
-            self._offset += len(self._decoder.decode(data)) if self._is_shown(token) else 0
+            shown = data if self._is_shown(token) else b""
+            if self._strips_space and shown:
+                self._strips_space = False
+                shown = shown.removeprefix(b" ")
+            self._offset += len(self._decoder.decode(shown))
             result.token_logprobs.append(None if entry is None else finite(entry.logprob))
             result.top_logprobs.append(None if entry is None else self._tops(data, entry))
         return result

@@ -62,7 +62,8 @@ def tool_plan(body: ChatRequest, dialect: Dialect) -> ToolPlan:
         )
     only_one = not body.parallel_tool_calls
     if isinstance(choice, _Named):
-        chosen = [tool for tool in tools if tool.name in choice.functions]
+        wanted = frozenset(choice.functions)
+        chosen = [tool for tool in tools if tool.name in wanted]
         return ToolPlan(_calls(chosen, only_one or choice.only_one), choice.mode)
     return ToolPlan(_calls(tools, only_one), choice)
 
@@ -96,6 +97,8 @@ def _choice(value: Any, names: list[str]) -> Literal["auto", "none", "required"]
     mode = allowed.get("mode")
     if mode not in ("auto", "required"):
         raise InvalidRequest(f'{path}.mode must be "auto" or "required".', f"{path}.mode")
+    if len(allowed["tools"]) > MAX_TOOLS:
+        raise InvalidRequest(f"{path}.tools has {len(allowed['tools'])} entries, at most {MAX_TOOLS}.", f"{path}.tools")
     chosen = [_named(tool, names, f"{path}.tools[{number}]") for number, tool in enumerate(allowed["tools"])]
     return _Named(chosen, only_one=False, mode=mode)
 

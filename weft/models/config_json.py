@@ -170,6 +170,8 @@ def window_layers(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
     num_layers = layer_count(raw)
     if not raw.get("use_sliding_window"):
         return (None,) * num_layers
+    if "sliding_window" in raw and raw["sliding_window"] is None:  # no window; the default is for an absent one
+        return (None,) * num_layers
     window = number(raw, "sliding_window", int, default=4096)
     types = raw.get("layer_types")
     if types is None:

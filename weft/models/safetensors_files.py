@@ -30,7 +30,6 @@ MAX_JSON_BYTES = 64 * 1024 * 1024
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 """Of a config.json: those of large quantized models, which name modules, have some hundred thousand. What JSON says may
 take thirty times as much in memory."""
-"""Of config.json and of the index, which names every tensor of all files."""
 MAX_TENSORS = 1 << 16
 MAX_NAME_CHARS, MAX_DIMENSIONS = 1024, 8
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -21,6 +21,7 @@ from weft.config import ServerConfig
 from weft.server.errors import ClientGone, HttpProblem
 from weft.server.record import record_in, record_of
 from weft.server.state import Service
+from weft.tokenizers.tokenizer import off_loop
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ async def read_request(request: Request, service: Service, convert: Callable[[An
     async with body_of(request, service) as body:
         if len(body) <= INLINE_DECODE_BYTES:
             return convert(decode(body))
-        return await asyncio.get_running_loop().run_in_executor(None, lambda: convert(decode(body)))
+        return await off_loop(lambda: convert(decode(body)), tenant=record_of(request).tenant)
 
 
 def content_type_of(request: Request) -> str:

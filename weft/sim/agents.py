@@ -116,6 +116,8 @@ class _Day:
         low, high = p.output_tokens
         room = p.max_context - first
         most = room // (high + p.min_returned_tokens)
+        if most < 1:
+            raise ValueError(f"max_context {p.max_context} leaves no room for a turn behind {first} tokens")
         count = int(min(max(1, round(source.lognormal(math.log(median), p.turns_deviation))), most))
         outputs = source.integers(low, high + 1, count)
         growths = source.lognormal(math.log(p.growth_median), p.growth_deviation, count)

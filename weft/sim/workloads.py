@@ -7,6 +7,7 @@ figures only, so they are parameters here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -70,6 +71,8 @@ class MixtureParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 def mixture(parameters: MixtureParameters, seed: int) -> list[SessionScript]:
     """The requests that arrive, in order. The same parameters and seed give the same ones."""
+    if parameters.requests is None and math.isinf(parameters.rate):
+        raise ValueError("requests that arrive at once need a number (`requests`)")
     source = np.random.default_rng([seed, 2])
     names = list(parameters.kinds)
     scripts: list[SessionScript] = []

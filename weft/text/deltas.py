@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,25 @@ Delta = Content | Reasoning | CallStart | CallArguments
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
     """Merge neighbours of one kind and drop empty ones."""
     result: list[Delta] = []
+    texts: list[str] = []
+    """Of the last one, if it is a piece of text: joined once, since a call may come character by character."""
+
+    def end_last() -> None:
+        if len(texts) > 1:
+            last = result[-1]
+            assert not isinstance(last, CallStart)
+            result[-1] = replace(last, text="".join(texts))
+        texts.clear()
+
     for delta in deltas:
         if isinstance(delta, CallStart):
+            end_last()
             result.append(delta)
-            continue
-        if not delta.text:
-            continue
-        last = result[-1] if result else None
-        match last, delta:
-            case Content(), Content():
-                result[-1] = Content(last.text + delta.text)
-            case Reasoning(), Reasoning():
-                result[-1] = Reasoning(last.text + delta.text)
-            case CallArguments(), CallArguments() if last.index == delta.index:
-                result[-1] = CallArguments(last.index, last.text + delta.text)
-            case _:
+        elif delta.text:
+            last = result[-1] if texts else None
+            if type(last) is not type(delta) or getattr(last, "index", 0) != getattr(delta, "index", 0):
+                end_last()
                 result.append(delta)
+            texts.append(delta.text)
+    end_last()
     return result

@@ -217,14 +217,16 @@ def _names(tokens: list[GbnfToken]) -> dict[str, str]:
     """The Lark name of each rule. Raises `InvalidRequest` for a duplicate rule."""
     names: dict[str, str] = {}
     taken: set[str] = set()
+    number = 0
     for at, (kind, name, line) in enumerate(tokens):
         if kind != "name" or not _is_rule(tokens, at):
             continue
         if name in names:
             raise _wrong(line, f"defines a rule a second time: {name}")
-        lark = _lark_name(name)
-        while lark in taken:
-            lark += "_"
+        base = lark = _lark_name(name)
+        while lark in taken:  # each number is tried once, so that thousands of names that differ in dashes take no time
+            number += 1
+            lark = f"{base}_{number}"
         taken.add(lark)
         names[name] = lark
     return names

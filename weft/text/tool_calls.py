@@ -87,7 +87,8 @@ class ToolCallParser(ABC):
         if cut and self._held:
             self._tell(self._held_name, "".join(self._held))
         while self._reader is not None:
-            if self._is_told and not self._text[self._told :].strip():
+            if self._is_told and (cut or not self._text[self._told :].strip()):
+                # Behind a whole call stands nothing but markup, which may be cut.
                 self._leave(len(self._text))
             else:
                 self._give_back(self._scanned)

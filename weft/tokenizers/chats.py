@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from weft.abi.errors import InvalidRequest
+from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.text import reasoning
 from weft.tokenizers.chat_template import ChatTemplate
-from weft.tokenizers.messages import normalize, normalize_tools, num_characters, with_mapped_arguments
+from weft.tokenizers.messages import normalize, normalize_tools, num_characters, with_content, with_mapped_arguments
 from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer, off_loop
 
 
@@ -64,12 +64,21 @@ def render(chat: ChatPrompt, tokenizer: Tokenizer) -> str:
     )
     try:
         return write(messages)
-    except InvalidRequest:
-        # Many templates write arguments that are text; those that iterate over them need a mapping.
-        mapped = with_mapped_arguments(messages)
-        if mapped == messages:
-            raise
-        return write(mapped)
+    except ContextTooLong:
+        raise
+    except InvalidRequest as error:
+        refusal, refused = error, [messages]
+    # Many templates write arguments that are text; those that iterate over them need a mapping. Some expect a text
+    # beside calls.
+    mapped = with_mapped_arguments(messages)
+    for other in (mapped, with_content(messages), with_content(mapped)):
+        if other not in refused:
+            refused.append(other)
+            try:
+                return write(other)
+            except InvalidRequest as error:
+                refusal = error
+    raise refusal
 
 
 async def encode(

@@ -55,6 +55,12 @@ def with_mapped_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[st
     ]
 
 
+def with_content(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Normalized messages, of which those without text have an empty one: calls may stand alone, which not every
+    template expects."""
+    return [{**message, "content": message.get("content", "")} for message in messages]
+
+
 def _with_mapping(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call["function"]
     if not isinstance(function["arguments"], str):

@@ -24,7 +24,6 @@ def check_step(step: Step, spec: WorkerSpec) -> None:
         _check_moves(step, spec)
         for state in step.slot_sets:
             _require(0 <= state.slot < spec.num_slots, f"SlotSet names slot {state.slot} of {spec.num_slots}")
-            _inside("SlotSet.stop_ids", np.asarray(state.stop_ids), 0, spec.vocab_size)
         if step.embed is not None:
             _inside("embed.token_ids", step.embed.token_ids, 0, spec.vocab_size)
             _inside("embed.slots", step.embed.slots, 0, spec.num_embed_slots)

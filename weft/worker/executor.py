@@ -167,7 +167,8 @@ class _Launched:
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._settled.is_set() and (self._outcome is None or self._outcome.readback.done())
+        is_settled, outcome = self._settled.is_set(), self._outcome  # which another thread's `wait` may drop
+        return is_settled and (outcome is None or outcome.readback.done())
 
     def wait(self) -> StepResult:
         """Block until the step is complete. Raises what the worker raised."""

@@ -13,9 +13,9 @@ from weft.config import EngineConfig
 
 GPU_FRACTION, CPU_FRACTION = 0.9, 0.3
 HOST_FRACTION = 0.2
+"""Of free host memory, for pages evicted from a GPU."""
 MAX_AUTOMATIC_HOST_BYTES = 64 << 30
 """Of the host tier where no size is given: to pin hundreds of gigabytes takes minutes at each start."""
-"""Of free host memory, for pages evicted from a GPU."""
 MAX_AUTOMATIC_PAGES = 1 << 20
 """A tiny model on a large machine would get so many pages that their bookkeeping outweighs them."""
 MAX_KV_SLOTS = 2**31 - 1

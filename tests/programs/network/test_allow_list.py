@@ -183,6 +183,8 @@ def test_redirects_are_checked_like_requests(target: str) -> None:
         ("::ffff:10.0.0.1", False),
         ("64:ff9b::a00:1", False),
         ("64:ff9b:1::1", False),
+        ("192.0.0.192", False),
+        ("192.0.0.8", False),
         ("2001::1", False),
         ("2001:db8::1", False),
         ("2002:808:808::1", False),

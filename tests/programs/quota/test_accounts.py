@@ -247,3 +247,18 @@ def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
     (cgroups / "memory.max").write_text("900\n")
     (proc / "self" / "cgroup").write_text("0::/outside\n")
     assert machine_memory_bytes(proc, cgroups) == 900
+
+
+def test_a_tenant_that_is_forgotten_is_so_everywhere() -> None:
+    """It rested with a rate that was not full, and is charged when it is."""
+    clock = ManualClock()
+    accounts = Accounts(ProgramsConfig(tenant_tokens_per_minute=60), clock)
+    budget = accounts.open("a", SMALL)
+    budget.spend("tokens", 61)
+    budget.close()
+    assert set(accounts._idle) == {"a"}
+    clock.advance(120)
+    accounts.charge("a", 1.0)
+    accounts.check_possible("b", SMALL)
+    assert not accounts._idle
+    assert not accounts._tenants

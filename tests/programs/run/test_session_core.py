@@ -70,6 +70,21 @@ def test_messages_wait_for_receive_and_receive_waits_for_messages() -> None:
     run(test)
 
 
+def test_receivers_that_were_given_up_leave_the_line() -> None:
+    async def test(host: Host) -> None:
+        program = host.program()
+        for _ in range(100):
+            call = program.ask(Op.RECEIVE)
+            program.say(Op.CANCEL, call)
+            await program.end_of(call)
+        assert not program.session._core._receivers
+        waiting = program.ask(Op.RECEIVE)
+        program.session.deliver(b"1")
+        assert (await program.end_of(waiting)).blobs == [b"1"]
+
+    run(test)
+
+
 def test_sleep_ends_and_can_be_given_up() -> None:
     async def test(host: Host) -> None:
         program = host.program()

@@ -307,6 +307,18 @@ def test_an_allocation_that_is_given_up_is_given_back() -> None:
     with_spaces(test)
 
 
+def test_what_was_freed_already_is_not_given_back_again() -> None:
+    async def test(host: Host) -> None:
+        program, _ = started(host)
+        call = program.ask(Op.PAGES_ALLOC, 1, 7, 2)
+        program.say(Op.PAGES_FREE, 1, u32(7, 8))
+        program.say(Op.CANCEL, call)
+        await program.end_of(call)
+        assert program.budget.used.pages == 0
+
+    with_spaces(test)
+
+
 def test_tokens_of_forwards_count() -> None:
     async def test(host: Host) -> None:
         program, _ = started(host, limits=Limits(tokens=5))

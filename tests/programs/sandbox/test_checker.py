@@ -6,16 +6,18 @@ import ast
 import asyncio
 import builtins
 import hashlib
+import signal
 from typing import Any
 
 import msgspec
 import pytest
 import wasmtime
 
-from weft.abi.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest, WeftError
 from weft.programs.registry import Code
 from weft.programs.sandbox import checker as module
 from weft.programs.sandbox.checker import CodeChecker, check_now
+from weft.programs.sandbox.workers import WorkerEnded, WorkerProcess
 
 MAIN = b"async def main(args): pass\n"
 FIELDS = b"x = f'" + b"{a}" * 300_000 + b"'\n" + MAIN
@@ -154,3 +156,19 @@ def test_the_operator_s_own_programs_are_checked_at_once() -> None:
         check_now(msgspec.structs.replace(code(b"def main(:"), name="agent"))
     with pytest.raises(InvalidRequest, match="no `main`"):
         check_now(code(b"x = 1"))
+
+
+def test_a_process_that_was_killed_says_nothing_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system kills it first where memory is short."""
+    ends = [WorkerEnded(-signal.SIGKILL, "", ""), WorkerEnded(0, "", "")]
+    monkeypatch.setattr(WorkerProcess, "run", lambda *args, **options: ends.pop(0))
+
+    async def check_twice() -> None:
+        checker = CodeChecker()
+        with pytest.raises(WeftError, match="was killed; try again later"):
+            await checker.check("t", code(MAIN))
+        await checker.check("t", code(MAIN))
+        await checker.close()
+
+    asyncio.run(check_twice())
+    assert not ends

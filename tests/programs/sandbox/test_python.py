@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +47,22 @@ def test_calls_are_answered_and_print_becomes_logs(sandbox: Sandbox) -> None:
     )
     assert python(sandbox, source, b'"abc"', host=host) == b"[97,98,99]"
     assert host.logs == ["one two", "three"]
+
+
+def test_runs_leave_no_arguments_and_results_behind(sandbox: Sandbox) -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    args = b'"' + b"x" * (4 << 20) + b'"'
+    odd = "import json\njson.dumps = lambda *args, **more: '\u20ac' * 2_000_000\ndef main(args): raise ValueError"
+    for _ in range(3):
+        python(sandbox, "def main(args): return args", args)
+    before = resident_bytes()
+    for _ in range(12):
+        assert python(sandbox, "def main(args): return args", args) == args
+        with suppress(ProgramFailed):
+            python(sandbox, odd, b"null")
+    assert resident_bytes() - before < 40 << 20
 
 
 def test_bytes_pass_unchanged_both_ways(sandbox: Sandbox) -> None:

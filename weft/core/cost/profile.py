@@ -193,7 +193,8 @@ def _fault(profile: Profile) -> str | None:
     coefficients = (*forward.fixed, *forward.slopes)
     if not _are_costs(coefficients) or not any(coefficients):
         return "its forward model has coefficients that are no costs"
-    if len(forward.slopes) != len(forward.knots) + 1 or list(forward.knots) != sorted({*forward.knots} - {0}):
+    are_ascending = list(forward.knots) == sorted({*forward.knots}) and min(forward.knots, default=1) > 0
+    if len(forward.slopes) != len(forward.knots) + 1 or not are_ascending:
         return "its forward model has slopes that do not fit its knots"
     moves = (profile.swap_out.model, profile.swap_in.model, profile.moves.beside_out, profile.moves.beside_in)
     for swap in moves:

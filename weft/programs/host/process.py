@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from weft.abi.errors import EngineDead, HostDead, InvalidRequest, RunCancelled, WeftError
+from weft.abi.errors import EngineDead, HostDead, InvalidRequest, Overloaded, RunCancelled, WeftError
 from weft.children.entry import call_when_stdin_closes
 from weft.children.progress import made_progress
 from weft.config import ProgramsConfig
@@ -171,6 +171,11 @@ class HostServer:
             error = refused
         except ValueError as wrong:
             error = InvalidRequest(str(wrong))
+        except Exception:  # whoever launched it waits for an answer
+            _log.exception("run %s could not be launched", message.run)
+            error = WeftError(f"the run could not be launched; the host's log has the cause under {message.run}")
+        if error is not None:
+            self._refused.pop(message.run, None)
         self.tell(wire.CallAnswered(message.call, ErrorRecord.of(error) if error is not None else None))
 
     def _cancel(self, run_id: str, error: WeftError) -> None:
@@ -183,7 +188,10 @@ class HostServer:
     def _deliver(self, run_id: str, body: bytes) -> None:
         run = self._runs.get(run_id)
         if run is None:
-            return  # the run has ended, and the message that says so is on its way to the front
+            if any(task.get_name() == run_id for task in self._launching):
+                later = Overloaded("the run is being launched; send the message again in a moment")
+                self._refused.setdefault(run_id, later)
+            return  # or the run has ended, and the message that says so is on its way to the front
         try:
             run.send(body)
         except WeftError as error:

@@ -136,6 +136,9 @@ class RunTask:
 
     def charge(self, cpu_s: float) -> None:
         """Charge processor time of this process to the run."""
+        if self.run.ended and self._budget is not None:  # a thread's work that began before the end
+            self._budget.spend_tenant_cpu(cpu_s)
+            return
         self._host_s += cpu_s
         self._uncharged_s += cpu_s
         if self._uncharged_s >= CHARGED_AT_ONCE_S:

@@ -45,6 +45,7 @@ _REFUSED = tuple(
     map(
         ipaddress.ip_network,
         (
+            "192.0.0.0/24",  # protocols' own, and a cloud's metadata service
             "192.88.99.0/24",  # relays of 6to4
             "168.63.129.16/32",  # a metadata service with an address of the public internet
             "2001::/23",  # Teredo and other protocols' own

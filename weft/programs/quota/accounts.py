@@ -78,6 +78,7 @@ class Accounts:
     def _rest(self, tenant: str, account: Account) -> None:
         if self._is_as_new(account):
             self._tenants.pop(tenant, None)
+            self._idle.pop(tenant, None)
         else:
             self._idle[tenant] = account
 

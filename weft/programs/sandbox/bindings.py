@@ -226,6 +226,8 @@ class Instance:
         self._future: Any = None
         self._future_address = 0
         self._kept: Any = None
+        self._args: Any = ()
+        """Of the call in progress: they are ours, and the future may read them until it is gone."""
 
     def begin(self, future: Any, kept: Any) -> None:
         """Take over a future; `kept` is what it points to."""
@@ -238,8 +240,7 @@ class Instance:
 
     def end(self) -> str | None:
         """After FINISHED: the message of what went wrong, None if nothing did."""
-        ffi.wasmtime_call_future_delete(self._future)
-        self._future = None
+        self._drop_future()
         if self.error:
             message, self.error = error_text(self.error), POINTER(ffi.wasmtime_error_t)()
             return message
@@ -250,13 +251,19 @@ class Instance:
 
     def close(self) -> None:
         """Drop the future first (it holds the fiber's stack), then the store, then the fiber."""
-        if self._future is not None:
-            ffi.wasmtime_call_future_delete(self._future)
-            self._future = None
+        self._drop_future()
         self.store.close()
         if self.fiber:
             shim().weft_fiber_delete(self.fiber)
             self.fiber = None
+
+    def _drop_future(self) -> None:
+        if self._future is not None:
+            ffi.wasmtime_call_future_delete(self._future)
+            self._future = None
+        args, self._args = self._args, ()
+        for arg in args:
+            ffi.wasmtime_component_val_delete(byref(arg))
 
     # ---- components
 
@@ -282,18 +289,21 @@ class Instance:
             byref(function), self.context, values, len(args), results, 1, byref(self.error)
         )
         self.begin(future, (function, values, results))
+        self._args = values
         return results
 
     def take_component_result(self, results: Any) -> bytes | None:
         """The bytes of a string; None if it is none."""
         data, size = pointer(), c_size_t()
-        if not shim().weft_take_string(ctypes.addressof(results[0]), byref(data), byref(size)):
-            return None
         try:
-            return ctypes.string_at(data, size.value)
+            if not shim().weft_take_string(ctypes.addressof(results[0]), byref(data), byref(size)):
+                return None
+            try:
+                return ctypes.string_at(data, size.value)
+            finally:
+                shim().weft_free(data)
         finally:
-            shim().weft_free(data)
-            ffi.wasm_byte_vec_delete(byref(results[0].of.string))
+            ffi.wasmtime_component_val_delete(byref(results[0]))
 
     # ---- modules
 

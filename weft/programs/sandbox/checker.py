@@ -6,6 +6,7 @@ without being uploaded, a program host one for sources that programs launch. Nei
 
 from __future__ import annotations
 
+import signal
 from collections import OrderedDict
 
 from weft.abi.errors import InvalidRequest, WeftError
@@ -78,6 +79,8 @@ def _problem(code: Code, worker: WorkerProcess) -> str | None:
         return None
     if ended.status == 1:
         return ended.errors.strip()
+    if ended.status == -signal.SIGKILL:  # by the system, for want of memory, or by a person: the program may be well
+        raise WeftError("the process that checks programs was killed; try again later")
     if ended.out_of_time:
         return f"The program takes more than {CHECK_CPU_S} s of processor time to be parsed; make it smaller."
     if ended.status == _OUT_OF_MEMORY:

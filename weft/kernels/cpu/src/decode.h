@@ -249,7 +249,7 @@ void attend_chunk(const AttentionArgs& a, const Stack<T>& s, int64_t begin, int6
     const Row& row = s.row;
     alignas(64) float scores[kMaxStacked][kChunk];
     uint32_t seen_by_any[kChunk];  // by block, in order
-    uint16_t starts[kChunk];
+    uint16_t starts[kChunk + 1];
     int blocks = 0;
     for (int64_t e = begin; e < end; blocks++) {
         int64_t room = page_size - e % page_size;
@@ -308,7 +308,7 @@ void attend_chunk(const AttentionArgs& a, const Stack<T>& s, int64_t begin, int6
 // Joins the partial result of later entries to that of earlier ones.
 inline void join(Partial& into, const Partial& from, int count, int64_t dim) {
     for (int m = 0; m < count; m++) {
-        if (from.maximum[m] == kNothing) continue;
+        if (from.maximum[m] == kNothing && from.total[m] == 0) continue;  // scores that are NaN have no maximum either
         float top = most(into.maximum[m], from.maximum[m]);
         float keep = into.maximum[m] == kNothing ? 0.0f : exponential(into.maximum[m] - top);
         float add = exponential(from.maximum[m] - top);

@@ -118,6 +118,7 @@ class Team {
 struct Owner {
     Team* team = nullptr;
     pid_t process = 0;
+    int64_t asked = 0;  // the system may start fewer threads than that
     bool working = false;
     ~Owner() {
         if (process == getpid()) delete team;
@@ -131,9 +132,10 @@ void run_team(int64_t threads, TeamWork work, void* what) {
     if (threads > kMostThreads) threads = kMostThreads;
     // A member that divides its own work further does it alone.
     if (threads <= 1 || owner.working) return work(what, 0, 1);
-    if (owner.process != getpid() || owner.team->members() < threads) {
+    if (owner.process != getpid() || owner.asked < threads) {
         if (owner.process == getpid()) delete owner.team;
         owner.process = getpid();
+        owner.asked = threads;
         owner.team = new Team(threads);
     }
     if (owner.team->members() < threads) threads = owner.team->members();

@@ -52,9 +52,10 @@ WEFT_INLINE uint64_t low_bits(int64_t count) {
 inline uint64_t seen_bits(const Batch& batch, const Row& row, Range range, int64_t query, int64_t entry, int count) {
     uint64_t bits = low_bits(count) & low_bits(range.end - entry) & ~low_bits(range.begin - entry);
     if (row.words && bits) {
-        for (int i = 0; i < count;) {
+        const int known = (int)least<int64_t>(count, row.num_entries - entry);  // beyond these there are no words
+        for (int i = 0; i < known;) {
             int64_t at = entry + i, offset = at % batch.page_size;
-            int run = (int)least<int64_t>(batch.page_size - offset, count - i);
+            int run = (int)least<int64_t>(batch.page_size - offset, known - i);
             uint64_t word = row.words[at / batch.page_size] >> offset;
             bits &= ~((~word & low_bits(run)) << i);
             i += run;

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 
 import msgspec
 
@@ -48,7 +47,8 @@ class CoreCalls:
         self._view = view
         self._calls = view.calls
         self._inbox = MessageQueue(view.budget.limits.pending_messages, view.waiting)
-        self._receivers: deque[_Receiver] = deque()
+        self._receivers: dict[_Receiver, None] = {}
+        """Those that wait, the first one first."""
         self._web = OrderedRoom(MAX_REQUESTS, MAX_ANSWER_BYTES)
         self.num_requests = 0
         """HTTP requests begun."""
@@ -58,7 +58,8 @@ class CoreCalls:
         where too many wait."""
         self._view.check_message(message)
         while self._receivers:
-            receiver = self._receivers.popleft()
+            receiver = next(iter(self._receivers))
+            del self._receivers[receiver]
             if receiver.receive(message):
                 return
         if not self._inbox.put(message):
@@ -77,12 +78,12 @@ class CoreCalls:
 
     def receive(self, call: int) -> None:
         """Answer with the next message of the run's launcher or a client."""
-        receiver = _Receiver(self._view, call)
+        receiver = _Receiver(self._view, call, self._receivers)
         self._calls.begin(call, receiver)
         if len(self._inbox):
             receiver.receive(self._inbox.pop())
         else:
-            self._receivers.append(receiver)
+            self._receivers[receiver] = None
             self._calls.waits(WaitKind.MESSAGE)
 
     def sleep(self, call: int, seconds: float) -> None:
@@ -130,8 +131,9 @@ class CoreCalls:
 class _Receiver:
     """A program waits for a message."""
 
-    def __init__(self, view: RunView, call: int):
-        self._calls, self._call = view.calls, call
+    def __init__(self, view: RunView, call: int, line: dict[_Receiver, None]):
+        """`line`: those that wait; it leaves them when it gives up."""
+        self._calls, self._call, self._line = view.calls, call, line
         self._since = view.calls.loop.time()
 
     def receive(self, message: bytes) -> bool:
@@ -144,6 +146,7 @@ class _Receiver:
 
     def cancel(self) -> None:
         """The program gives up."""
+        self._line.pop(self, None)
         self._calls.cancelled(self._call)
 
     def drop(self) -> None:

@@ -311,9 +311,7 @@ class PageCalls:
 
     def _forget(self, numbers: Iterable[int], call: int | None = None) -> None:
         """They are not held any more, those that were; with `call`, those alone that it has asked for."""
-        held = [
-            number for number in numbers if (call is None and number in self._pages) or self._pages.get(number) == call
-        ]
+        held = [n for n in numbers if n in self._pages and (call is None or self._pages[n] == call)]
         for number in held:
             self._pages.pop(number, None)
         self._budget.give_pages(len(held))
