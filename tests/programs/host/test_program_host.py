@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,13 @@ from weft.abi.errors import (
 )
 from weft.config import ProgramsConfig
 from weft.core import wire
+from weft.programs.host import wire as host_wire
+from weft.programs.host.process import HostServer
 from weft.programs.host.program_host import HostOptions, ProgramHost
+from weft.programs.host.run_task import RunTask
+from weft.programs.quota.account import NoPlace
 from weft.programs.quota.limits import Limits
-from weft.programs.run.runs import RunRecord
+from weft.programs.run.runs import Run, RunRecord
 from weft.programs.types import Caller
 
 ECHO = """
@@ -474,3 +479,59 @@ def test_closing_ends_everything():
             bench.launch(WAIT)
 
     with_host(test, ProgramsConfig(max_runs=2))
+
+
+def test_processor_time_that_ends_after_the_run_is_the_tenant_s() -> None:
+    """A thread goes on with what a program has begun, and tells of it then."""
+
+    async def test(bench: Bench) -> None:
+        run = bench.launch("def main(): return 1")
+        task = run.control
+        assert isinstance(task, RunTask)
+        await run.wait()
+        await settle()
+        task.charge(100.0)
+        with pytest.raises(NoPlace, match="tenant_cpu_s_per_minute"):
+            bench.parts.accounts.open(TENANT.tenant, Limits())
+
+    with_host(test, ProgramsConfig(tenant_cpu_s_per_minute=60))
+
+
+class Front:
+    """A server of runs that tells a list."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.server = server = HostServer.__new__(HostServer)
+        server._runs, server._refused, server._engines, server._given_up = {}, {}, [], set()
+        server._launching = set()
+        server.tell = self.told.append  # type: ignore[method-assign]
+
+
+def test_a_message_to_a_run_that_is_being_launched_is_refused() -> None:
+    async def check() -> None:
+        front = Front()
+        launching = asyncio.create_task(asyncio.Event().wait(), name="r")
+        front.server._launching.add(launching)  # type: ignore[arg-type]
+        for run in ("r", "over"):
+            front.server._deliver(run, b"1")
+            front.server._confirm(7, run)
+        launching.cancel()
+        assert [answer.error and answer.error.kind for answer in front.told] == ["overloaded", None]
+
+    asyncio.run(check())
+
+
+def test_a_launch_is_answered_whatever_happens() -> None:
+    class Broken:
+        def launch(self, *args: Any, **fields: Any) -> Run:
+            raise KeyError("a fault of ours")
+
+    async def check() -> None:
+        front = Front()
+        front.server._host = Broken()  # type: ignore[assignment]
+        await front.server._launch(host_wire.LaunchRun(1, "r", spec("def main(): pass"), TENANT))
+        [answer] = front.told
+        assert "could not be launched" in answer.error.message
+
+    asyncio.run(check())

@@ -150,7 +150,7 @@ class ProgramHost:
             self._parts.accounts.check_possible(caller.tenant, spec.limits)
         self._check_room(caller.tenant, len(spec.args) + len(spec.code.content))
         run = Run(spec, caller.tenant, id=id, model=model.name)
-        run_task = RunTask(run, caller, hold=self._hold, on_withdrawn=self._withdrawn)
+        run_task = RunTask(run, caller, hold=self._hold, on_withdrawn=self._withdrawn, charge_late=self.charge)
         self._add(run)
         self._input_bytes[caller.tenant] += run_task.input_bytes
         self._waiting.setdefault(caller.tenant, deque()).append((next(self._arrivals), run_task))
@@ -198,7 +198,7 @@ class ProgramHost:
             budget.without_sandbox()
         own = RunSpec(code=code, args=spec.args, limits=budget.limits, trusted=trusted, model=parent.run.spec.model)
         run = Run(own, caller.tenant, parent=parent.id, model=self._model(own.model, caller.tenant).name)
-        child = RunTask(run, caller, hold=self._hold, on_withdrawn=self._withdrawn)
+        child = RunTask(run, caller, hold=self._hold, on_withdrawn=self._withdrawn, charge_late=self.charge)
         self._add(run)
         self._begin(child, budget)
         return child

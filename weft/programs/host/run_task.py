@@ -47,9 +47,10 @@ class RunTask:
         *,
         hold: Callable[[str, int], None],
         on_withdrawn: Callable[[RunTask], None],
+        charge_late: Callable[[str, float], None] = lambda tenant, cpu_s: None,
     ):
         """`hold` counts more input bytes of a tenant, or raises `Overloaded`. `on_withdrawn` is called if the run ends
-        before it has started."""
+        before it has started, `charge_late` with processor time that is told of after its end."""
         self.run = run
         self.caller = caller
         self.input_bytes = len(run.spec.code.content) + len(run.spec.args)
@@ -57,6 +58,7 @@ class RunTask:
         self.task: asyncio.Task[None] | None = None
         self._hold = hold
         self._on_withdrawn = on_withdrawn
+        self._charge_late = charge_late
         self._early = MessageQueue(min(run.spec.limits.pending_messages, MAX_EARLY_MESSAGES), UnreadBytes())
         self._context: RunContext | None = None
         self._queue: CommandQueue | None = None
@@ -136,8 +138,8 @@ class RunTask:
 
     def charge(self, cpu_s: float) -> None:
         """Charge processor time of this process to the run."""
-        if self.run.ended and self._budget is not None:  # a thread's work that began before the end
-            self._budget.spend_tenant_cpu(cpu_s)
+        if self.run.ended:  # a thread has gone on with what began before
+            self._charge_late(self.caller.tenant, cpu_s)
             return
         self._host_s += cpu_s
         self._uncharged_s += cpu_s
