@@ -66,6 +66,11 @@ class FakeChild:
         else:
             self._result.set_result(result)
 
+    @property
+    def result_bytes(self) -> int:
+        is_there = self._result.done() and self._result.exception() is None
+        return len(self._result.result()) if is_there else 0
+
     async def join(self) -> bytes:
         return await asyncio.shield(self._result)
 

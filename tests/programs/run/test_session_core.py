@@ -318,6 +318,21 @@ def test_large_results_of_joined_children_are_not_kept(monkeypatch: pytest.Monke
     run(test)
 
 
+def test_results_that_nobody_joins_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messaging, "MAX_KEPT_RESULT_BYTES", 8)
+
+    async def test(host: Host) -> None:
+        program = host.program()
+        for number in range(2):
+            await program.result(Op.LAUNCH, number, obj({"program": "p"}))
+            host.launcher.children[number].finish(b"12345")
+        assert (await program.error(Op.LAUNCH, 2, obj({"program": "p"})))[0] == "overloaded"
+        assert await program.result(Op.JOIN, 0) == [b"12345"]
+        await program.result(Op.LAUNCH, 2, obj({"program": "p"}))
+
+    run(test)
+
+
 def test_children_end_with_their_parent_also_while_they_start() -> None:
     async def test(host: Host) -> None:
         program = host.program()

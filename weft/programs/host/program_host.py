@@ -330,6 +330,8 @@ class ProgramHost:
         self._active.discard(run_task)
         self._let_go(run_task)
         self.history.ended(run_task.run)
+        if not self.options.max_ended:  # whoever keeps ended runs was told; its parent may keep the run for its result
+            run_task.run.drop_messages()
         self._start_waiting()
 
     async def _charge(self) -> None:

@@ -148,6 +148,11 @@ class RunTask:
 
     # ---- Child
 
+    @property
+    def result_bytes(self) -> int:
+        """See `ChildRun`."""
+        return len(self.run.result or b"")
+
     async def join(self) -> bytes:
         """Wait for the end and return the JSON of the value that `main` returned. Raises the run's error."""
         return await self.run.answer()

@@ -345,6 +345,10 @@ class Run:
         """Drop everything but the record of a run that ended long ago."""
         self.forgotten = True
         self.result = None
+        self.drop_messages()
+
+    def drop_messages(self) -> None:
+        """Drop the messages and the log, which others keep."""
         self._kept.clear()
         self._log.clear()
         self._kept_bytes = self._log_bytes = 0

@@ -39,6 +39,11 @@ class ChildRun(Protocol):
     def id(self) -> str:
         """The id of the run."""
 
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of what `main` returned; 0 before."""
+        ...
+
     async def join(self) -> bytes:
         """Wait for the end and return the JSON of the value that `main` returned. Raises the run's error. May be called
         several times, and be cancelled."""

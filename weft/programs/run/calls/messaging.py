@@ -66,6 +66,9 @@ class MessagingCalls:
         if number in self._children:
             raise InvalidRequest(f"child {number} was launched already; give every child a number of its own", "child")
         self._forget_some()
+        if sum(launched.unjoined_bytes for launched in self._children.values()) > MAX_KEPT_RESULT_BYTES:
+            most = f"{MAX_KEPT_RESULT_BYTES >> 20} MiB"
+            raise Overloaded(f"results of children that were not joined have more than {most}: join some of them")
         try:
             args = _launch_args.decode(about)
         except UNREADABLE as error:
@@ -200,6 +203,11 @@ class _Launched:
         """Whether its parent knows how it ended, or wanted it to."""
         failed = self._launching.done() and self._child is None
         return self._joined or self._killed or failed
+
+    @property
+    def unjoined_bytes(self) -> int:
+        """Bytes of a result that nobody has asked for."""
+        return 0 if self._joined or self._child is None else self._child.result_bytes
 
     def kill(self) -> None:
         """Now, or as soon as it has started."""
