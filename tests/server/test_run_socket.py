@@ -12,6 +12,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.server.conftest import RunningServer, running
 from tests.server.test_programs import ECHO, FOREVER, assert_no_runs
+from weft.server import run_socket
 
 CHATTER = """
 from weft.sdk import run
@@ -71,6 +72,29 @@ def test_what_is_no_command_is_told(server: RunningServer) -> None:
         socket.send('{"type": "cancel"}')
         end = json.loads(socket.recv())
         assert end["run"]["status"] == "cancelled"
+
+
+def test_a_frame_beyond_the_run_s_messages_is_not_read(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others wait while a large one is decoded."""
+    read = run_socket._read
+    sizes: list[int] = []
+
+    def noted(message: Any) -> bytes | None:
+        sizes.append(len(message["text"]))
+        return read(message)
+
+    monkeypatch.setattr(run_socket, "_read", noted)
+    body = {"source": ECHO, "args": 5, "background": True, "limits": {"message_bytes": 100_000}}
+    with attach(server, server.post("/v1/runs", body).json()["id"]) as socket:
+        socket.recv()
+        socket.recv()
+        say(socket, "x" * 700_000)
+        refused = json.loads(socket.recv())
+        assert (refused["type"], refused["error"]["kind"]) == ("error", "limit_exceeded")
+        assert not sizes
+        say(socket, "x" * 90_000)
+        assert json.loads(socket.recv())["message"] == {"heard": "x" * 90_000}
+        assert len(sizes) == 1
 
 
 def test_several_listen_and_leaving_ends_nothing(server: RunningServer) -> None:

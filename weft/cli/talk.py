@@ -65,8 +65,9 @@ class LocalTalker:
     def reply(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Generator[str, None, None]:
         """Generate the pieces of the answer in this process. Raises `WeftError`."""
         for chunk in self._llm.stream_chat(messages, **options):
-            if chunk.text:
-                yield chunk.text
+            for delta in chunk.deltas:  # of the answer alone, as a server's: reasoning is not said again in later turns
+                if delta.get("content"):
+                    yield delta["content"]
 
     def close(self) -> None:
         """Free the model's memory. Idempotent."""

@@ -8,21 +8,26 @@ which was launched in the background to outlive its client.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from weft.abi.errors import InvalidRequest, SlowListener, WeftError
+from weft.abi.errors import InvalidRequest, LimitExceeded, SlowListener, WeftError
 from weft.programs.run.listeners import Listener
 from weft.programs.run.runs import Run
+from weft.server.limits import INLINE_DECODE_BYTES
 from weft.server.record import record_in
 from weft.server.run_events import card_of, encode_event, end_event, error_event, message_event
 from weft.server.schemas.programs import RunCommand, RunEvent
 from weft.server.state import Service
+from weft.tokenizers.tokenizer import off_loop
 
 CLOSE_DONE, CLOSE_POLICY = 1000, 1008
+FRAME_BYTES, MOST_ESCAPED = 1024, 6
+"""Of a frame around its message, and of a frame for each byte of a message in which all characters are escaped."""
 
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 _command = msgspec.json.Decoder(RunCommand)
@@ -79,16 +84,26 @@ async def _hear(socket: WebSocket, run: Run) -> None:
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message["code"], message.get("reason"))
         try:
-            command = _command.decode(_text_of(message))
-            if command.type == "cancel":
+            size = len(message.get("text") or message.get("bytes") or "")
+            most = run.record().limits.message_bytes * MOST_ESCAPED + FRAME_BYTES
+            if size > most:
+                raise LimitExceeded(f"the frame has {size} bytes; there may be {most}", "message_bytes")
+            read = functools.partial(_read, message)
+            told = read() if size <= INLINE_DECODE_BYTES else await off_loop(read, tenant=run.tenant)
+            if told is None:
                 run.cancel()
             else:
-                # The whole frame is decoded, so that the program never gets invalid JSON.
-                await run.deliver(_encode(_decode(command.message)))
+                await run.deliver(told)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             await _send(socket, error_event(InvalidRequest(f"This is not a command: {error}.")))
         except WeftError as error:
             await _send(socket, error_event(error))
+
+
+def _read(message: Message) -> bytes | None:
+    """What a frame tells the run; None: it cancels it. All of it is decoded, so that no program gets invalid JSON."""
+    command = _command.decode(_text_of(message))
+    return None if command.type == "cancel" else _encode(_decode(command.message))
 
 
 def _text_of(message: Message) -> str:
