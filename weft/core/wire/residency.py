@@ -23,7 +23,8 @@ class ResidencyCommand(CommandBase, frozen=True, kw_only=True):
 class Retain(ResidencyCommand, frozen=True, kw_only=True):
     """Keep the KV of the target for `ttl_s` seconds. The larger the weight, the later the policy gives it up; with
     infinite weight it is *pinned*: its part on the device stays there, unless a sequence cannot go on otherwise. What a
-    sequence retains outlives its release. A second retain of a sequence replaces the first."""
+    sequence retains outlives its release. A second retain of a sequence ends the first, also where it is refused: both
+    are for all that the sequence has by then."""
 
     ttl_s: float
     weight: float = 1.0
