@@ -55,3 +55,19 @@ def test_a_table_that_is_cut_locks_only_what_it_keeps() -> None:
     cache.truncate(table, 4, 3.0)
     check_integrity(cache, [table, fork])
     assert cache.num_available == 15
+
+
+def test_a_match_is_stale_once_its_node_has_grown() -> None:
+    """A sequence that looked before would get pages with KV of other tokens."""
+    cache = KVCache(16, 0, PAGE)
+    table = cache.open_table(1, "")
+    assert cache.prepare_write(table, 0, 16, 0.0)
+    finish_step(cache)
+    cache.commit(table, PROMPT, 16, 0.0)
+    match = cache.lookup(cache.open_table(2, ""), PROMPT.tobytes(), 16)
+    before, num_pages = cache.tiers.num_reshaped, match.node.num_pages
+    assert cache.prepare_write(table, 16, 48, 1.0)
+    finish_step(cache)
+    cache.commit(table, LONG, 48, 1.0)
+    assert match.node.num_pages > num_pages
+    assert cache.tiers.num_reshaped > before

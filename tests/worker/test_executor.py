@@ -15,7 +15,7 @@ from tests.worker.sampling_help import late_inputs, sampling_batch
 from tests.worker.step_help import dist, forward, greedy, ints, run, set_slots, step
 from weft.abi.errors import WeftError
 from weft.core.sampling import SamplingParams
-from weft.core.step import EmbedBatch, HeadBatch, LateInputs, Step
+from weft.core.step import EmbedBatch, HeadBatch, LateInputs, SlotSet, Step
 from weft.models.base import LanguageModel, lower
 from weft.worker.errors import StepError
 from weft.worker.executor import TorchWorker
@@ -353,3 +353,9 @@ def test_a_step_that_does_not_fit_is_refused_and_changes_nothing(worker: TorchWo
         worker.launch(bad)
     assert str(caught.value).startswith(f"step {bad.step_id}: ")
     run(worker, step(forward=forward([(PROMPT, 0, PAGES)])))
+
+
+def test_stop_ids_beyond_the_vocabulary_are_let_pass(worker: TorchWorker) -> None:
+    """A tokenizer may name others as the end of a text."""
+    state = SlotSet(0, SamplingParams(temperature=0.0), stop_ids=[2, 10**6, -1])
+    run(worker, step(slot_sets=[state], forward=forward([(PROMPT, 0, PAGES)]), sampling=greedy([0], [0])))
