@@ -321,9 +321,11 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tenants: list[str] = []
     """Exceptions for single tenants: `NAME.SETTING=VALUE`, with a setting of `TENANT_SETTINGS`."""
     max_cpu_s: float = 300.0
-    """Maximum CPU seconds that a run may ask for. The next two are maxima too."""
+    """Maximum CPU seconds that a run may ask for. The next four are maxima too."""
     max_memory_bytes: int = 512 << 20
     max_wall_s: float = 86400.0
+    max_message_bytes: int = 16 << 20
+    max_log_bytes: int = 64 << 20
     max_uploads: int = 1000
     """Maximum number of program versions of a tenant."""
     max_upload_bytes: int = 256 << 20
@@ -340,7 +342,8 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         counts = ("max_runs", "max_runs_per_tenant", "max_waiting", "max_kept_runs", "max_memory_bytes")
-        for name in (*counts, "max_connections_per_tenant", "max_sandbox_bytes", "max_sandbox_bytes_per_tenant"):
+        sizes = ("max_message_bytes", "max_log_bytes")
+        for name in (*counts, *sizes, "max_connections_per_tenant", "max_sandbox_bytes", "max_sandbox_bytes_per_tenant"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")

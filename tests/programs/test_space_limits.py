@@ -12,6 +12,7 @@ from weft.core.sampling import SamplingParams
 from weft.core.wire import (
     AllocEmbeds,
     AllocPages,
+    CloseQueue,
     CopyTokens,
     EmbedText,
     ExportPages,
@@ -22,6 +23,7 @@ from weft.core.wire import (
     NextDist,
     OpenQueue,
     ReleaseExport,
+    SetQueuePriority,
     Sync,
 )
 from weft.programs.runtime import Runtime
@@ -278,6 +280,28 @@ def test_a_space_takes_only_so_many_queues(run: Run) -> None:
         await space.ask(Sync, 0)
         assert set(failures) == set(range(1024, 1100))
         assert isinstance(failures[1024], Overloaded)
+        space.release()
+
+    run(program)
+
+
+def test_nothing_is_remembered_of_closed_queues_and_refused_commands(run: Run) -> None:
+    async def program(rt: Runtime) -> None:
+        space = rt.open_space(Caller())
+        failures: dict[int, WeftError] = {}
+        space.on_failure = failures.__setitem__
+        space.post(OpenQueue, 1)
+        await space.ask(AllocPages, 1, 1, 1)
+        remembered = rt.num_operations
+        for queue in range(2, 50):
+            space.post(OpenQueue, queue, call=queue)
+            space.post(CloseQueue, queue, call=queue)
+        space.post(CloseQueue, 60, call=100)
+        space.post(SetQueuePriority, 60, 3, call=101)
+        await space.ask(Sync, 1)
+        assert failures.keys() == {100, 101}
+        assert all(isinstance(error, UnknownHandle) for error in failures.values())
+        assert rt.num_operations == remembered
         space.release()
 
     run(program)

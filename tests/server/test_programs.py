@@ -192,7 +192,8 @@ def test_the_operator_bounds_limits_that_a_run_does_not_ask_for() -> None:
         for limits in ({}, {"cpu_s": 5}):
             error = server.post("/v1/runs", {"source": FOREVER, "limits": limits}).json()["error"]
             assert (error["kind"], error["param"]) == ("limit_exceeded", "wall_s")
-        assert server.post("/v1/runs", {"source": ADD, "limits": {"cpu_s": 20}}).status_code == 400
+        for limits in ({"cpu_s": 20}, {"message_bytes": 17 << 20}, {"log_bytes": 65 << 20}):
+            assert server.post("/v1/runs", {"source": ADD, "limits": limits}).status_code == 400
 
 
 def test_null_is_a_message(server: RunningServer) -> None:

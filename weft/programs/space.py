@@ -16,6 +16,7 @@ from weft.core.waits import WaitKind
 from weft.core.wire import (
     LEASE_ENDED,
     AnsweredCommand,
+    CloseQueue,
     CloseSpace,
     ExpectSpace,
     OpenSpace,
@@ -30,6 +31,9 @@ from weft.programs.types import Caller
 MAX_SILENT = 512
 """Commands without an answer before one is asked for, so that what is remembered of them stays bounded."""
 
+NO_QUEUE = -1
+"""Of the command that opens the space."""
+
 OnFailure = Callable[[int, WeftError], None]
 """(call, error): a command without an answer has failed. `call` is the caller's own number of it."""
 
@@ -37,10 +41,11 @@ OnFailure = Callable[[int, WeftError], None]
 class _Silent(EngineOperation):
     """A command that reports nothing unless it fails."""
 
-    __slots__ = ("_call", "_on_failure")
+    __slots__ = ("_call", "_on_failure", "queue")
 
-    def __init__(self, op: int, space_id: int, call: int, on_failure: OnFailure):
+    def __init__(self, op: int, space_id: int, queue: int, call: int, on_failure: OnFailure):
         super().__init__(op, space_id)
+        self.queue = queue
         self._call = call
         self._on_failure = on_failure
 
@@ -64,13 +69,15 @@ class SpaceHandle:
         self._error: WeftError | None = None
         self._died_with_engine = False
         self._answered: dict[int, QueueReport] = {}
+        self._syncs: dict[int, QueueReport] = {}
+        """Asked for here, so that `_silent` stays bounded."""
         self._silent: dict[int, deque[_Silent]] = {}
-        """By queue."""
+        """By queue; no queue without one."""
         self._expected: WaitKind | None = None
         """What the engine was told that the program waits for, since the last command."""
         self._opening = op = self._number()
         link.add_handle(self)
-        link.add_operation(_Silent(op, space, 0, lambda call, error: self.lose(error)))
+        link.add_operation(_Silent(op, space, NO_QUEUE, 0, lambda call, error: self.lose(error)))
         link.post(
             OpenSpace(
                 space=space,
@@ -87,25 +94,23 @@ class SpaceHandle:
     def post(self, command: type[QueueCommand], queue: int, *values: Any, call: int = 0) -> None:
         """Put a silent command on a queue, with the values of its fields in their order. `on_failure` gets
         `call` and the error where it fails."""
+        # Nothing comes on a closed queue after which its commands could be forgotten. After this they are.
+        closing = self._sync(queue) if command is CloseQueue else None
         op = self._begin()
+        if closing is not None:
+            closing.last_before = op
         posted = command(self._id, queue, op, *values)
         silent = self._silent.setdefault(queue, deque())
-        operation = _Silent(op, self._id, call, self._failed)
+        operation = _Silent(op, self._id, queue, call, self._failed)
         silent.append(operation)
         self._link.add_operation(operation)
         self._link.post(posted)
         if len(silent) >= MAX_SILENT:
-            self.ask(Sync, queue)
+            self._sync(queue)
 
     def ask(self, command: type[AnsweredCommand], queue: int, *values: Any) -> QueueReport:
         """Put a command that answers on a queue, with the values of its fields in their order."""
-        op = self._begin()
-        posted = command(self._id, queue, op, *values)
-        report = QueueReport(op, self._id, queue)
-        self._answered[op] = report
-        self._link.add_operation(report)
-        self._link.post(posted)
-        return report
+        return self._ask(self._answered, command, queue, *values)
 
     def begin_wait(self, kind: WaitKind, expected_in_s: float | None) -> None:
         """Tell the engine what the program waits for, unless that is the answer to a command. Does nothing where the
@@ -164,10 +169,20 @@ class SpaceHandle:
 
     def ended(self, operation: EngineOperation) -> None:
         """Forget an operation, and the silent ones before it on its queue: commands of a queue run in order."""
-        report = self._answered.pop(operation.op, None)
-        silent = self._silent.get(report.queue) if report is not None else None
-        while silent and silent[0].op < operation.op:
-            self._link.remove_operation(silent.popleft().op)
+        self._answered.pop(operation.op, None)
+        self._syncs.pop(operation.op, None)
+        if not isinstance(operation, QueueReport | _Silent) or operation.queue not in self._silent:
+            return
+        silent = self._silent[operation.queue]
+        if isinstance(operation, _Silent):
+            # It was refused when it came, maybe; then those before it may still fail.
+            silent.remove(operation)
+        else:
+            last = operation.op if operation.finished is None else operation.last_before
+            while silent and silent[0].op <= last:
+                self._link.remove_operation(silent.popleft().op)
+        if not silent:
+            del self._silent[operation.queue]
 
     # ---- inside
 
@@ -176,6 +191,19 @@ class SpaceHandle:
             raise UnknownHandle("this space was given up; open another one")
         if self._error is not None:
             raise self._error
+
+    def _ask(
+        self, reports: dict[int, QueueReport], command: type[AnsweredCommand], queue: int, *values: Any
+    ) -> QueueReport:
+        op = self._begin()
+        posted = command(self._id, queue, op, *values)
+        report = reports[op] = QueueReport(op, self._id, queue)
+        self._link.add_operation(report)
+        self._link.post(posted)
+        return report
+
+    def _sync(self, queue: int) -> QueueReport:
+        return self._ask(self._syncs, Sync, queue)
 
     def _number(self) -> int:
         self._check()
@@ -190,8 +218,10 @@ class SpaceHandle:
         self.on_failure(call, error)
 
     def _forget(self, end: Callable[[EngineOperation], None]) -> None:
-        operations: list[EngineOperation] = [*self._answered.values(), *(s for q in self._silent.values() for s in q)]
+        silent = (operation for queue in self._silent.values() for operation in queue)
+        operations: list[EngineOperation] = [*self._answered.values(), *self._syncs.values(), *silent]
         self._answered.clear()
+        self._syncs.clear()
         self._silent.clear()
         self._link.remove_operation(self._opening)
         for operation in operations:
@@ -204,8 +234,10 @@ class SpaceHandle:
 class QueueReport(Report):
     """A command on a queue. Awaiting it gives its `Finished`; raises what it failed with."""
 
-    __slots__ = ("queue",)
+    __slots__ = ("last_before", "queue")
 
     def __init__(self, op: int, space_id: int, queue: int):
         super().__init__(op, space_id)
         self.queue = queue
+        self.last_before = op
+        """The last of the queue's commands that has been carried out when this ends well."""

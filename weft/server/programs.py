@@ -50,6 +50,10 @@ SANDBOX_OVERCOMMIT = 4
 own limit."""
 
 
+BOUNDED_LIMITS = ("cpu_s", "memory_bytes", "wall_s", "message_bytes", "log_bytes")
+"""Limits of a run that the operator bounds, by the setting `programs.max_` and the name."""
+
+
 class Found(NamedTuple):
     """The program that a reference names, and its version."""
 
@@ -192,8 +196,7 @@ class ServedPrograms:
 
     def _most(self) -> dict[str, float]:
         """Bounds that the operator sets, by the name of the limit."""
-        config = self.config
-        return {"cpu_s": config.max_cpu_s, "memory_bytes": config.max_memory_bytes, "wall_s": config.max_wall_s}
+        return {name: getattr(self.config, f"max_{name}") for name in BOUNDED_LIMITS}
 
     async def _check(self, tenant: str, code: Code) -> None:
         """Raise `InvalidRequest` for content that is not a program. The time is charged to the tenant's rate."""
