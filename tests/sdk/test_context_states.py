@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -20,7 +21,7 @@ from weft.sdk import (
 )
 from weft.sdk.answers import unpack_ints
 from weft.sdk.context_store import delete, names
-from weft.sdk.tokens import detokenize
+from weft.sdk.tokens import detokenize, render, tokenize
 
 
 def test_forks_share_the_past_and_joining_takes_one_over() -> None:
@@ -375,3 +376,34 @@ def test_masks_go_where_the_context_goes() -> None:
         assert ctx.masks == twin.masks
 
     host.run(main)
+
+
+@pytest.mark.parametrize("stop", [(), ("r",)])
+def test_a_task_cancelled_at_any_point_leaves_tokens_and_messages_in_agreement(stop: tuple[str, ...]) -> None:
+    """At each turn of the event loop, from before the first command to after the generation's end."""
+
+    async def main(step: int) -> bool:
+        ctx = Context()
+        ctx.user("go")
+        ctx.fill(await tokenize("I "))
+        task = asyncio.ensure_future(ctx.generate(stop=stop)._read())
+        for _ in range(step):
+            await asyncio.sleep(0)
+        is_over = task.done()
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        ctx.user("Why?")
+        await ctx.generate()
+        await ctx.flush()
+        wanted = await render(ctx.chat.messages, add_generation_prompt=False)
+        assert held(host, ctx) == wanted.removesuffix("\n"), step
+        assert wanted.count("I ") == 1
+        return is_over
+
+    step, is_over = 0, False
+    while not is_over:
+        host = FakeHost("first reply", "second")
+        is_over = host.run(lambda: main(step))  # noqa: B023 (called at once)
+        step += 1
+    assert step > 10

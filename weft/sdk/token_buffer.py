@@ -213,14 +213,20 @@ class TokenBuffer:
             elif isinstance(generation.stop, str):
                 await self._cut(generation)
             return
-        ending = ""
-        if by_token:
-            ending = await detokenize(generation.tokens[-1:], skip_special=False)
-        elif isinstance(generation.stop, str):
-            await self._cut(generation)
+        ending, thinking = "", False
+        try:
+            if by_token:
+                ending = await detokenize(generation.tokens[-1:], skip_special=False)
+                thinking = (await own_model()).reasoning
+            elif isinstance(generation.stop, str):
+                await self._cut(generation)
+        except BaseException:
+            # The program has cancelled the task, for example by a timeout: the turn is recorded all the same.
+            self._end_early(generation)
+            raise
         self.chat.said(generation.text, ending)
         if by_token:
-            self._end_turn(generation, thinking=(await own_model()).reasoning)
+            self._end_turn(generation, thinking=thinking)
 
     # Inside
 
@@ -254,12 +260,12 @@ class TokenBuffer:
         """Append text or tokens; in a chat they belong to the assistant's turn."""
         if self.chat.messages and self.chat.turn is None:
             await self._render(True)
+        # Nothing is awaited after the edit: a task that is cancelled has appended the item with its text, or neither.
         if isinstance(item, str):
-            self.edit(len(self.tokens), await tokenize(item, special=not self.tokens))
-            text = item
+            tokens, text = await tokenize(item, special=not self.tokens), item
         else:
-            self.edit(len(self.tokens), item)
-            text = await detokenize(item, skip_special=False) if self.chat.messages else ""
+            tokens, text = item, await detokenize(item, skip_special=False) if self.chat.messages else ""
+        self.edit(len(self.tokens), tokens)
         if self.chat.messages:
             self.chat.said(text)
         else:
