@@ -209,12 +209,66 @@ class Grammars:
         return self._digits
 
 
-class _WaitingCommands(deque[Command]):
+class _Waiting:
+    """One command that waits."""
+
+    __slots__ = ("command",)
+
+    def __init__(self, command: Command):
+        self.command = command
+
+
+class _WaitingCommands:
     """Commands on sequences of one tenant, in order."""
 
     def __init__(self, tenant: str):
-        super().__init__()
         self.tenant = tenant
+        self._waiting: deque[_Waiting] = deque()
+        self._generates: dict[int, deque[_Waiting]] = {}
+        """The `Generate` among them by sequence, but for those that were ended."""
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def first(self) -> Command:
+        """The command whose turn is next."""
+        return self._waiting[0].command
+
+    def append(self, command: Command) -> None:
+        """Add a command as the last one."""
+        self._add(_Waiting(command))
+
+    def extend(self, others: _WaitingCommands) -> None:
+        """Add all commands of another queue."""
+        for waiting in others._waiting:
+            self._add(waiting)
+
+    def popleft(self) -> Command:
+        """Remove and return the first command."""
+        waiting = self._waiting.popleft()
+        command = waiting.command
+        if isinstance(command, Generate):
+            generates = self._generates.get(command.seq)
+            if generates and generates[0] is waiting:
+                generates.popleft()
+                if not generates:
+                    del self._generates[command.seq]
+        return command
+
+    def end(self, seq: int) -> list[Generate]:
+        """Take the grammars from every `Generate` that waits on a sequence. Returns the commands as they were."""
+        ended = []
+        for waiting in self._generates.pop(seq, ()):
+            assert isinstance(waiting.command, Generate)
+            ended.append(waiting.command)
+            waiting.command = replace(waiting.command, grammar=None)
+        return ended
+
+    def _add(self, waiting: _Waiting) -> None:
+        self._waiting.append(waiting)
+        if isinstance(waiting.command, Generate):
+            self._generates.setdefault(waiting.command.seq, deque()).append(waiting)
 
 
 class Compiling:
@@ -251,7 +305,7 @@ class Compiling:
     def advance(self) -> None:
         """Carry out what no longer has to wait."""
         for key, queue in list(self._queues.items()):
-            while queue and not (isinstance(queue[0], Generate) and not self._is_ready(queue[0], queue.tenant)):
+            while queue and not (isinstance(queue.first, Generate) and not self._is_ready(queue.first, queue.tenant)):
                 command = queue.popleft()
                 self._apply(key[0], [command])
                 self._let_go(command)
@@ -283,18 +337,13 @@ class Compiling:
         if isinstance(command, Fork):
             self._join(queue, client, command.child)
         if isinstance(command, (Cancel, Release, Truncate)):
-            self._end_waiting(queue, command.seq)
+            # They need not wait for grammars any longer.
+            for ended in queue.end(command.seq):
+                self._let_go(ended)
         queue.append(command)
         if isinstance(command, Generate) and command.grammar is not None:
             self._grammars.hold(command.grammar, queue.tenant)
         return True
-
-    def _end_waiting(self, queue: _WaitingCommands, seq: int) -> None:
-        """The next command ends what waits on a sequence: that need not wait for grammars any longer."""
-        for index, waiting in enumerate(queue):
-            if isinstance(waiting, Generate) and waiting.seq == seq:
-                self._let_go(waiting)
-                queue[index] = replace(waiting, grammar=None)
 
     def _join(self, queue: _WaitingCommands, client: int, child: int) -> None:
         """Let a fork share its parent's queue. What waits with the fork's number already, said of an earlier sequence

@@ -346,9 +346,7 @@ class LastingSequence(SequenceHandle):
             return
         self._is_absent = self._died_with_engine = True
         self._expected = None
-        for op in self._operations:
-            self._link.remove_operation(op)
-        self._operations.clear()
+        self._take_all()
         if self._is_orphan:
             _orphan([self])
             return

@@ -6,6 +6,7 @@ Owns which of the sequence's operations have not ended, and how each learns that
 
 from __future__ import annotations
 
+from collections import deque
 from types import TracebackType
 from typing import ClassVar, Self, overload
 
@@ -49,6 +50,8 @@ class SequenceHandle:
         self._error: WeftError | None = None
         self._died_with_engine = False
         self._operations: dict[int, EngineOperation] = {}
+        """Those that report, by their numbers."""
+        self._silent: deque[SilentAppend] = deque()
         self._awaited: EngineOperation | None = None
         """The last operation that reports; those before it have ended when it has."""
         self._expected: WaitKind | None = None
@@ -202,20 +205,15 @@ class SequenceHandle:
         gone, so that there is nothing to give back."""
         self._error = self._error or error
         self._died_with_engine = self._died_with_engine or engine_died
-        for operation in list(self._operations.values()):
-            self._link.remove_operation(operation.op)
+        for operation in self._take_all():
             operation.fail(error)
             operation.wake()
-        self._operations.clear()
 
     def ended(self, operation: EngineOperation) -> None:
         """Forget an operation, and silent ones before it: operations of a sequence run in order."""
         self._operations.pop(operation.op, None)
-        for op in [
-            op for op, other in self._operations.items() if op < operation.op and isinstance(other, SilentAppend)
-        ]:
-            del self._operations[op]
-            self._link.remove_operation(op)
+        while self._silent and self._silent[0].op <= operation.op:
+            self._link.remove_operation(self._silent.popleft().op)
 
     # ---- inside
 
@@ -230,26 +228,34 @@ class SequenceHandle:
         return self._link.number()
 
     def _add(self, operation: EngineOperation, command: Command) -> None:
-        self._operations[operation.op] = operation
         self._expected, self._is_explained = None, False
-        if type(operation) is not SilentAppend:
-            self._awaited = operation
+        if isinstance(operation, SilentAppend):
+            self._silent.append(operation)
+        else:
+            self._operations[operation.op] = self._awaited = operation
         self._link.add_operation(operation)
         self._link.post(command)
 
     def _end_own(self) -> None:
         """Note that the program itself ends what runs, so that `Cancelled` is an end and not an error."""
-        for operation in self._operations.values():
+        for operation in (*self._operations.values(), *self._silent):
             operation.cancelled_by_program = True
+
+    def _take_all(self) -> list[EngineOperation]:
+        """Forget all operations, and return them."""
+        operations = [*self._operations.values(), *self._silent]
+        self._operations.clear()
+        self._silent.clear()
+        for operation in operations:
+            self._link.remove_operation(operation.op)
+        return operations
 
     def _give_up(self, command: Command | None) -> None:
         self._open = False
-        for operation in self._operations.values():
-            self._link.remove_operation(operation.op)
+        for operation in self._take_all():
             operation.cancelled_by_program = True
             operation.cancel()
             operation.wake()
-        self._operations.clear()
         self._link.remove_handle(self)
         if command is not None:
             self._link.post(command)

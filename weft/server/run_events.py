@@ -15,6 +15,9 @@ from weft.server.schemas.programs import RunCard, RunError, RunEvent
 from weft.server.sse import DONE, EventStream
 from weft.server.state import Service
 
+MAX_SENT_BYTES = 256 << 10
+"""After so many, messages of a run are sent, so that a long backlog does not hold up the event loop."""
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -74,10 +77,12 @@ class RunStream(EventStream):
         first = RunEvent(type="run", run=card_of(self._run.record()), missed=self._listener.missed)
         await self._send(send, _line(first))
         async for message in self._listener:
-            lines = _line(message_event(message))
-            while (more := self._listener.take()) is not None:
-                lines += _line(message_event(more))
-            await self._send(send, lines)
+            lines = [_line(message_event(message))]
+            num_bytes = len(lines[0])
+            while num_bytes < MAX_SENT_BYTES and (more := self._listener.take()) is not None:
+                lines.append(_line(message_event(more)))
+                num_bytes += len(lines[-1])
+            await self._send(send, b"".join(lines))
         await self._run.wait()
         await self._send(send, _line(end_event(self._run)) + DONE)
 

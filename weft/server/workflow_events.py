@@ -63,14 +63,14 @@ class WorkflowStream(EventStream):
         await self._send(send, self._line(WorkflowEvent(type="run", run=workflow_run_card(self._run))))
         while True:
             changes, record = self._run.changes(), self._run.record
-            lines = self._news()
+            lines = [self._news()]
             if record.counts.rows > self._last:
                 for number, result in await self._runs.results(self._run, self._last, DEFAULT_PAGE):
-                    lines += self._rest(number, result)
+                    lines.append(self._rest(number, result))
                     self._last = number
-                    lines += self._line(WorkflowEvent(type="row", row=msgspec.Raw(numbered(number, result))))
-            lines += self._waits() + self._progress(has_results=bool(lines))
-            await self._send(send, lines)
+                    lines.append(self._line(WorkflowEvent(type="row", row=msgspec.Raw(numbered(number, result)))))
+            lines += [self._waits(), self._progress(has_results=any(lines))]
+            await self._send(send, b"".join(lines))
             if record.counts.rows > self._last:
                 continue
             if record.ended:

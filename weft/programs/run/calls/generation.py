@@ -109,7 +109,7 @@ class GenerationCall:
             if isinstance(error, LimitExceeded) and error.param not in REFUSED:
                 self._calls.break_run(error)
                 return False
-            if self._kept:
+            if self._kept and not self._generation.ended:  # at its end it was told
                 self._part(self._kept, None)
             # Too many pages: this generation ends, and with it what else runs on the sequence.
             self._calls.error(self._call, error)
