@@ -15,6 +15,7 @@ from weft.sdk import (
     Context,
     EngineDead,
     InvalidRequest,
+    LimitExceeded,
     Snapshot,
     UnknownHandle,
     context_store,
@@ -407,3 +408,38 @@ def test_a_task_cancelled_at_any_point_leaves_tokens_and_messages_in_agreement(s
         is_over = host.run(lambda: main(step))  # noqa: B023 (called at once)
         step += 1
     assert step > 10
+
+
+def test_tokens_that_were_refused_are_put_on_the_sequence_before_the_next_operation() -> None:
+    host = FakeHost("one", "two", "three")
+
+    async def main() -> None:
+        ctx = Context().fill("a")
+        assert (await ctx.generate()).text == "one"
+        await ctx.mask((0, 1))
+        ctx.fill("long")
+        host.fail(Op.SEQ_APPEND, "limit_exceeded", param="pages")
+        with pytest.raises(LimitExceeded):
+            async for piece in ctx.generate():
+                pytest.fail(f"{piece} follows a prompt that is not there")
+        fork = ctx.fork()
+        await fork.flush()
+        assert held(host, fork) == held(host, ctx) == "<|bos|>aonelong"
+        assert (await ctx.generate()).text == "three"
+        assert held(host, ctx) == "<|bos|>aonelongthree"
+
+    host.run(main)
+
+
+def test_generated_text_stays_where_a_context_becomes_a_chat() -> None:
+    host = FakeHost("one", "two")
+
+    async def main() -> None:
+        ctx = Context().fill("a")
+        await ctx.generate()
+        ctx.user("b")
+        await ctx.generate()
+        await ctx.rewind_turns()
+        assert held(host, ctx) == "<|bos|>aone"
+
+    host.run(main)

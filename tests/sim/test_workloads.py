@@ -108,7 +108,7 @@ def test_a_window_has_the_turns_that_are_due_in_it() -> None:
     # The answer's last token has no KV: it is generated again.
     wait_s = under_way.turns[0].wait_s
     assert wait_s == pytest.approx(WARM_UP_S + 10.0 + 10 * TOKEN_S - 5.0)
-    assert under_way == script._replace(turns=(TurnScript(109, 1, "qa", wait_s), TurnScript(5, 20)))
+    assert under_way == script._replace(turns=(TurnScript(109, 1, "qa", wait_s), TurnScript(5, 20)), num_before=1)
     assert arriving == later._replace(arrive_s=15.0 + WARM_UP_S, turns=(TurnScript(100, 10),))
     # One that waits throughout has a context, one that has ended has none, and one that comes later is not there.
     [waiting] = window([script], 15.0, 20.0)

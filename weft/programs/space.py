@@ -91,9 +91,16 @@ class SpaceHandle:
             )
         )
 
-    def post(self, command: type[QueueCommand], queue: int, *values: Any, call: int = 0) -> None:
-        """Put a silent command on a queue, with the values of its fields in their order. `on_failure` gets
-        `call` and the error where it fails."""
+    def post(
+        self,
+        command: type[QueueCommand],
+        queue: int,
+        *values: Any,
+        call: int = 0,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        """Put a silent command on a queue, with the values of its fields in their order. `on_failure`, or else the
+        space's own, gets `call` and the error where it fails."""
         # Nothing comes on a closed queue after which its commands could be forgotten. After this they are.
         closing = self._sync(queue) if command is CloseQueue else None
         op = self._begin()
@@ -101,7 +108,7 @@ class SpaceHandle:
             closing.last_before = op
         posted = command(self._id, queue, op, *values)
         silent = self._silent.setdefault(queue, deque())
-        operation = _Silent(op, self._id, queue, call, self._failed)
+        operation = _Silent(op, self._id, queue, call, on_failure or self._failed)
         silent.append(operation)
         self._link.add_operation(operation)
         self._link.post(posted)
@@ -174,13 +181,15 @@ class SpaceHandle:
         if not isinstance(operation, QueueReport | _Silent) or operation.queue not in self._silent:
             return
         silent = self._silent[operation.queue]
-        if isinstance(operation, _Silent):
-            # It was refused when it came, maybe; then those before it may still fail.
-            silent.remove(operation)
-        else:
+        if isinstance(operation, QueueReport):
             last = operation.op if operation.finished is None else operation.last_before
             while silent and silent[0].op <= last:
                 self._link.remove_operation(silent.popleft().op)
+        # Commands that were refused when they came have failed before earlier ones were carried out.
+        while silent and silent[0].ended:
+            silent.popleft()
+        while silent and silent[-1].ended:
+            silent.pop()
         if not silent:
             del self._silent[operation.queue]
 

@@ -25,9 +25,12 @@ class FailureKeeper:
     """
 
     _failure: WeftError | None = None
+    num_failures = 0
+    """Errors so far."""
 
     def fail(self, error: WeftError) -> None:
         """Keep an error for the next use."""
+        self.num_failures += 1
         if self._failure is None:
             self._failure = error
 
@@ -168,6 +171,9 @@ class Stream(Call):
                 await self
                 raise StopAsyncIteration
             await _NextEvent(self)
+        if self._owner is not None:
+            # Of an append that was refused: the parts do not follow what the program has put on the sequence.
+            self._owner.raise_failure()
         return self._parts.popleft()
 
     def take(self) -> list[Blobs]:

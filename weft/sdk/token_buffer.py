@@ -1,7 +1,8 @@
 """The token side of a `Context`: texts, messages and generations become tokens of one sequence.
 
 Invariant: `tokens` are exactly those of the sequence, and `chat.text`, where it is known, is the text of the chat's
-tokens. Input is queued at once; `flush` renders, tokenizes and appends it. `weft.sdk.context` is the public interface.
+tokens. The host may refuse an append, for example because of a limit of pages; then the tokens since the last that came
+from the sequence are put on it again before its next operation. Input is queued at once; `flush` renders, tokenizes and appends it. `weft.sdk.context` is the public interface.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class TokenBuffer:
             self.sequence = Sequence.reserved(self.channel)
         self.tokens: list[int] = []
         """All tokens of the sequence."""
+        self._num_confirmed = 0
+        """The first so many are on the sequence; later ones if none of its commands has failed."""
+        self._num_failures = 0
+        """Failures of the sequence's commands that were taken account of."""
         self.masks: Masks = []
         """(number of tokens at that point, ranges hidden from the tokens after it), in order."""
         self.base = 0
@@ -128,6 +133,7 @@ class TokenBuffer:
         """Go on with another sequence, and release the present one."""
         self.sequence.release()
         self.sequence, self._release = sequence, None
+        self._num_confirmed, self._num_failures = 0, sequence.num_failures
 
     async def complete_fork(self) -> None:
         """Make the context a fork of its parent, if that is still to be done."""
@@ -150,16 +156,16 @@ class TokenBuffer:
 
     def edit(self, keep: int, add: list[int]) -> None:
         """Keep the first `keep` tokens, then append `add`."""
+        self._repair()
         if keep < len(self.tokens):
-            self.sequence.truncate(keep)
-            del self.tokens[keep:]
-            self.masks = [mask for mask in self.masks if mask[0] <= keep]
+            self._truncate(keep)
         if add:
             self.sequence.append(add)
             self.tokens += add
 
     def hide(self, ranges: Ranges) -> None:
         """Hide ranges from the tokens that follow."""
+        self._repair()
         self.sequence.mask(*ranges)
         self.masks = [*(mask for mask in self.masks if mask[0] < len(self.tokens)), (len(self.tokens), ranges)]
 
@@ -188,6 +194,7 @@ class TokenBuffer:
         if self.chat.messages:
             generation.prompt_thinks = is_open(self.chat.text or "")
         self.last = generation
+        self._repair()
         return self.sequence.generate(
             generation.sampler,
             generation.stopping,
@@ -199,6 +206,7 @@ class TokenBuffer:
     def grow(self, part: Part) -> None:
         """Record the tokens of a part."""
         self.tokens += part.tokens
+        self._num_confirmed = len(self.tokens)
 
     async def end(self, generation: Generation, *, is_whole: bool) -> None:
         """Record the end of a generation: remove the stop string or token, or end the turn at the end of sequence."""
@@ -207,15 +215,11 @@ class TokenBuffer:
             self._end_early(generation)
             return
         by_token = generation.reason == "stop" and not isinstance(generation.stop, str)
-        if not self.chat.messages:
-            if by_token:
-                self.edit(len(self.tokens) - 1, [])
-            elif isinstance(generation.stop, str):
-                await self._cut(generation)
-            return
         ending, thinking = "", False
         try:
-            if by_token:
+            if by_token and not self.chat.messages:
+                self.edit(len(self.tokens) - 1, [])
+            elif by_token:
                 ending = await detokenize(generation.tokens[-1:], skip_special=False)
                 thinking = (await own_model()).reasoning
             elif isinstance(generation.stop, str):
@@ -224,11 +228,32 @@ class TokenBuffer:
             # The program has cancelled the task, for example by a timeout: the turn is recorded all the same.
             self._end_early(generation)
             raise
+        if not self.chat.messages:
+            self.base = len(self.tokens)
+            return
         self.chat.said(generation.text, ending)
         if by_token:
             self._end_turn(generation, thinking=thinking)
 
     # Inside
+
+    def _truncate(self, keep: int) -> None:
+        self.sequence.truncate(keep)
+        del self.tokens[keep:]
+        self.masks = [mask for mask in self.masks if mask[0] <= keep]
+        self._num_confirmed = min(self._num_confirmed, keep)
+
+    def _repair(self) -> None:
+        """Put tokens and masks on the sequence again that a command which failed may have left out. Raises the error of
+        that command where the program has not heard of it."""
+        if self.sequence.num_failures == self._num_failures:
+            return
+        tokens, masks = self.tokens, self.masks
+        self.sequence.check()
+        self._num_failures = self.sequence.num_failures
+        self.tokens = tokens[:]
+        self._truncate(self._num_confirmed)
+        self.become(tokens, masks)
 
     def _give_up_by(self, release: Callable[[], None]) -> None:
         if self._release is None:
@@ -251,9 +276,11 @@ class TokenBuffer:
     def _branch(self, child: TokenBuffer) -> None:
         child.parent = None
         if child.sequence.is_open:
+            self._repair()
             self.sequence.fork(child.sequence)
         child.tokens, child.base, child.last = list(self.tokens), self.base, self.last
         child.masks = list(self.masks)
+        child._num_confirmed = self._num_confirmed
         child.chat = self.chat.copy()
 
     async def _fill(self, item: str | list[int]) -> None:
@@ -308,5 +335,3 @@ class TokenBuffer:
                 break
         rest = generation.text[len(known) :]
         self.edit(start + num, await tokenize(rest) if rest else [])
-        if not self.chat.messages:
-            self.base = len(self.tokens)

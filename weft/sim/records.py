@@ -31,6 +31,8 @@ class SessionRecord(msgspec.Struct):
     """Time in waits."""
     end_s: float | None = None
     """None: it has not ended."""
+    num_before: int = 0
+    """As in `SessionScript`."""
 
     @property
     def output_tokens(self) -> int:
@@ -39,10 +41,13 @@ class SessionRecord(msgspec.Struct):
 
     @property
     def latency_per_token_s(self) -> float | None:
-        """(end to end - time in tools) / output tokens; None before the end."""
-        if self.end_s is None:
+        """(end to end - time in tools) / output tokens, without the turns before a window; None before the end, and
+        without other turns."""
+        before, turns = self.turns[: self.num_before], self.turns[self.num_before :]
+        if self.end_s is None or not turns:
             return None
-        return (self.end_s - self.arrive_s - self.tools_s) / self.output_tokens
+        before_s = sum(turn.end_s - turn.due_s for turn in before)
+        return (self.end_s - self.arrive_s - self.tools_s - before_s) / sum(turn.output_tokens for turn in turns)
 
 
 class KnownTokens:

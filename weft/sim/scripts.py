@@ -52,6 +52,8 @@ class SessionScript(NamedTuple):
     objective: Objective = "latency"
     deadline_s: float | None = None
     """With objective `deadline`: seconds from the opening of its sequence."""
+    num_before: int = 0
+    """The first so many turns stand for what came before a window; latencies of the session do not count them."""
 
     @property
     def num_tokens(self) -> int:
@@ -115,7 +117,7 @@ def window(scripts: Iterable[SessionScript], begin_s: float, end_s: float) -> li
             context = sum(turn.new_tokens + turn.output_tokens for turn in script.turns[:begun])
             first = TurnScript(context - 1, 1, script.turns[begun - 1].wait_kind, due[begun] - begin_s)
             turns = _last((first, *script.turns[begun:ended]))
-            under_way.append((due[begun] - begin_s, script._replace(turns=turns)))
+            under_way.append((due[begun] - begin_s, script._replace(turns=turns, num_before=1)))
     warm_up_s = WARM_UP_S if under_way else 0.0
     found: list[SessionScript] = []
     for index, (due_s, script) in enumerate(under_way):

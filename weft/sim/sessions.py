@@ -60,7 +60,7 @@ class SessionPlayer:
 
     def begin(self, script: SessionScript, now: float, on_done: Callable[[SessionRecord], None]) -> None:
         """Begin a session at once."""
-        record = SessionRecord(script.number, script.kind, now, [])
+        record = SessionRecord(script.number, script.kind, now, [], num_before=script.num_before)
         self.records.append(record)
         kind = _Program if self._driving == "programs" else _Client
         kind(self, script, record, on_done).begin_turn(0, now)

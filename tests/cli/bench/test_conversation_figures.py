@@ -38,6 +38,13 @@ def test_normalized_latency_leaves_pauses_out() -> None:
     assert normalized_s(BROKEN) is None
 
 
+def test_latencies_leave_out_what_stands_for_the_time_before_a_window() -> None:
+    assert normalized_s(LONG._replace(num_before=1)) == (10.5 - 5.0 - 2.0) / 12
+    alone = SHORT._replace(num_before=1)
+    assert normalized_s(alone) is None
+    assert conversation_figures([alone])["completed_conversations"] == 1
+
+
 def test_figures_of_a_run() -> None:
     found = conversation_figures([LONG, SHORT, BROKEN])
     assert (found["completed_conversations"], found["conversations"]) == (2, 3)

@@ -248,3 +248,18 @@ def test_caps_of_tenants_and_server() -> None:
             host.program(caller=Caller(tenant="c"))
 
     run(test, config=ProgramsConfig(max_runs=3, max_runs_per_tenant=2))
+
+
+def test_what_follows_a_refused_append_is_refused_until_the_program_knows() -> None:
+    async def test(host: Host) -> None:
+        program = host.program(Limits(pages=1))
+        program.say(Op.SEQ_OPEN, 1, 0)
+        program.say(Op.SEQ_APPEND, 1, pack_tokens(range(5)))
+        program.say(Op.SEQ_APPEND, 1, pack_tokens(range(60)), call=7)
+        calls = [program.ask(Op.SEQ_GENERATE, 1, 0, obj({})), program.ask(Op.SEQ_DIST, 1, 3, b"")]
+        program.say(Op.SEQ_FORK, 1, 2, call=8)
+        program.say(Op.SEQ_MASK, 1, b"", call=9)
+        assert [program.errors(call) for call in (7, 8, 9, *calls)] == [["limit_exceeded"]] * 5
+        assert program.errors(program.ask(Op.SEQ_DIST, 1, 3, b"")) == []
+
+    run(test)

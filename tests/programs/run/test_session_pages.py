@@ -8,7 +8,7 @@ import pytest
 
 from tests.programs.help import settle
 from tests.programs.sessions import Host, Program, obj, run
-from weft.abi.errors import EngineDead, LimitExceeded, OutOfPages, UnknownHandle, WeftError
+from weft.abi.errors import EngineDead, InvalidRequest, LimitExceeded, OutOfPages, UnknownHandle, WeftError
 from weft.abi.frames import EventKind
 from weft.abi.operations import Op
 from weft.core.ids import pack_tokens
@@ -39,6 +39,7 @@ from weft.core.wire import (
 )
 from weft.programs.operations import Report
 from weft.programs.quota.limits import Limits
+from weft.programs.space import OnFailure
 from weft.programs.types import Caller
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
 
@@ -57,13 +58,23 @@ class FakeSpace:
         self.waits: list[tuple[WaitKind, float | None]] = []
         self.released = 0
         self.error: WeftError | None = None
-        self.on_failure = lambda call, error: None
+        self.on_failure: OnFailure = lambda call, error: None
+        self.told_on_failure: OnFailure | None = None
+        """Of the last command."""
 
-    def post(self, command: type[QueueCommand], queue: int, *values: Any, call: int = 0) -> None:
+    def post(
+        self,
+        command: type[QueueCommand],
+        queue: int,
+        *values: Any,
+        call: int = 0,
+        on_failure: OnFailure | None = None,
+    ) -> None:
         if self.error is not None:
             raise self.error
         self.told.append((command, queue, *values))
         self.calls.append(call)
+        self.told_on_failure = on_failure
         command(0, queue, 0, *values)  # has these fields
 
     def ask(self, command: type[AnsweredCommand], queue: int, *values: Any) -> Report:
@@ -254,6 +265,30 @@ def test_pages_count_until_they_are_freed_or_there_were_none() -> None:
         assert space.told[-1] == (FreePages, 1, u32(100, 101, 102, 103))
         assert program.budget.used.pages == 2
         program.close()
+        assert program.budget.used.pages == 0
+
+    with_spaces(test)
+
+
+def test_pages_that_a_queue_did_not_free_count_again() -> None:
+    async def test(host: Host) -> None:
+        program, space = started(host, limits=Limits(pages=5))
+        program.ask(Op.PAGES_ALLOC, 1, 0, 4)
+        space.end(0)
+        program.say(Op.PAGES_FREE, 99, u32(0, 1, 2), call=9)
+        free_failed = space.told_on_failure
+        assert program.budget.used.pages == 1
+        again = program.ask(Op.PAGES_ALLOC, 1, 1, 1)
+        free_failed(9, UnknownHandle("there is no queue 99", "queue"))
+        assert program.errors(9) == ["unknown_handle"]
+        assert program.budget.used.pages == 4
+        space.end(error=InvalidRequest("page 1 is in use", "first"))
+        assert program.error_in(await program.end_of(again))[0] == "invalid_request"
+        assert program.budget.used.pages == 4
+        program.say(Op.PAGES_FREE, 1, u32(0, 1, 2, 3))
+        assert program.budget.used.pages == 0
+        assert space.told_on_failure is not None
+        space.told_on_failure(0, UnknownHandle("there is no page 3", "pages"))
         assert program.budget.used.pages == 0
 
     with_spaces(test)

@@ -39,6 +39,8 @@ class Script(NamedTuple):
     system: list[int] | str
     turns: list[Turn]
     kind: str = ""
+    num_before: int = 0
+    """As in `SessionScript`."""
 
     @property
     def num_turns(self) -> int:
@@ -58,6 +60,8 @@ class HeldConversation(NamedTuple):
     """Time between answers and the turns after them: pauses and subagents."""
     outcomes: list[Outcome]
     """By turn."""
+    num_before: int = 0
+    """As in `SessionScript`."""
 
 
 class Pauses(NamedTuple):
@@ -117,7 +121,7 @@ def _filled(session: SessionScript, seed: int, as_text: bool) -> Script:
         turns.append(Turn(pause_s, filler(draw, own, as_text), turn.output_tokens, subagents))
         pause_s = turn.wait_s
         subagents = tuple(_filled(child, seed, as_text) for child in turn.subagents)
-    return Script(system, turns, session.kind)
+    return Script(system, turns, session.kind, session.num_before)
 
 
 class ConversationHistory:
@@ -206,7 +210,7 @@ class _Holder:
         for _ in range(len(script.turns) - len(outcomes)):
             outcomes.append(Failure("not_sent", "the previous turn failed"))
             self._on_done(outcomes[-1])
-        return HeldConversation(script.kind, due_s, end_s, waited_s, outcomes)
+        return HeldConversation(script.kind, due_s, end_s, waited_s, outcomes, script.num_before)
 
     async def _pause(self, turn: Turn, now_s: float) -> float:
         """Wait for a turn after an answer that ended at `now_s`; returns when it is due."""

@@ -13,7 +13,8 @@ from weft.sim.bounds import TimedTurn, working_set
 def conversation_figures(held: Sequence[HeldConversation]) -> dict[str, float]:
     """Figures of a run's conversations.
 
-    `normalized_ms_per_token`: (end to end - pauses) / output tokens, of those that completed; `return_ttft_ms`: time to
+    `normalized_ms_per_token`: (end to end - pauses) / output tokens, of those that completed, without turns that stand
+    for what came before a window (`num_before`); `return_ttft_ms`: time to
     first token of all turns but the first; `return_ms_per_token`: of these turns, from when one is due to its end, per
     output token; `recomputed_tokens`: of prompts, tokens that were computed or generated for
     the previous turn and not found in the cache, if the server reports `cached_tokens`; `live_tokens`: mean over time
@@ -24,7 +25,7 @@ def conversation_figures(held: Sequence[HeldConversation]) -> dict[str, float]:
     figures = distribution("normalized_ms_per_token", per_token)
     figures |= distribution("return_ttft_ms", [one.first_s for one in returned])
     figures |= distribution("return_ms_per_token", [one.total_s / one.num_output_tokens for one in returned])
-    figures |= {"completed_conversations": len(per_token), "conversations": len(held)}
+    figures |= {"completed_conversations": sum(map(is_completed, held)), "conversations": len(held)}
     if (again := recomputed_tokens(held)) is not None:
         figures["recomputed_tokens"] = again
     turns = [turn for number, one in enumerate(held) for turn in _timed(number, one)]
@@ -34,12 +35,22 @@ def conversation_figures(held: Sequence[HeldConversation]) -> dict[str, float]:
     return figures
 
 
+def is_completed(one: HeldConversation) -> bool:
+    """Whether all turns were answered."""
+    return all(isinstance(outcome, Timing) for outcome in one.outcomes)
+
+
 def normalized_s(one: HeldConversation) -> float | None:
-    """(End to end - pauses) / output tokens in seconds; None for a conversation that did not complete."""
-    timings = _timings(one)
-    if len(timings) < len(one.outcomes):
+    """(End to end - pauses) / output tokens in seconds; None for a conversation that did not complete, or has no turns
+    but those that stand for what came before a window."""
+    if not is_completed(one):
         return None
-    return (one.end_s - one.due_s - one.waited_s) / sum(timing.num_output_tokens for timing in timings)
+    timings = _timings(one)
+    before, turns = timings[: one.num_before], timings[one.num_before :]
+    if not turns:
+        return None
+    active_s = one.end_s - one.due_s - one.waited_s - sum(timing.total_s for timing in before)
+    return active_s / sum(timing.num_output_tokens for timing in turns)
 
 
 def recomputed_tokens(held: Sequence[HeldConversation]) -> int | None:

@@ -173,6 +173,10 @@ class RunBudget:
             account.check_pages(count)
         self._add_pages(count)
 
+    def count_pages(self, count: int) -> None:
+        """Count `count` pages that are held already, whatever the limits."""
+        self._add_pages(count)
+
     def give_pages(self, count: int) -> None:
         """Return pages that `take_pages` counted."""
         self._add_pages(-count)

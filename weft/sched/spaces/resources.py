@@ -153,7 +153,7 @@ class Space:
         """The queue of a number. Raises `UnknownHandle`."""
         queue = self.queues.get(number)
         if queue is None or queue.closing:
-            raise UnknownHandle(f"there is no queue {number}: it was never opened, or was closed")
+            raise UnknownHandle(f"there is no queue {number}: it was never opened, or was closed", "queue")
         return queue
 
     def page(self, number: int) -> PageHandle:

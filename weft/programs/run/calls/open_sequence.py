@@ -5,8 +5,11 @@ Owns nothing but these values; the Sequence trait and its generations share them
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
+from weft.abi.errors import WeftError
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import OperationUsage
@@ -22,16 +25,27 @@ class GenerateSpec(msgspec.Struct, frozen=True):
     grammar: Grammar | None
 
 
+class Refusal(NamedTuple):
+    """An append that the host has refused. What the program has put on the sequence before it took the error is refused
+    too: it would be of another prompt."""
+
+    error: WeftError
+    num_takes: int
+    """As of `PendingCalls`, then."""
+
+
 class OpenSequence:
     """A sequence that the program holds."""
 
-    __slots__ = ("num_settled", "quota", "sequence")
+    __slots__ = ("num_settled", "quota", "refusal", "sequence")
 
     def __init__(self, sequence: SequenceHandle, quota: PageQuota, num_settled: int = 0):
         self.sequence = sequence
         self.quota = quota
         self.num_settled = num_settled
         """Tokens that it had when its last operation ended, or when it was forked: their KV is found for no prompt."""
+        self.refusal: Refusal | None = None
+        """Of the last append that was refused."""
 
     def truncate(self, num_tokens: int) -> None:
         """Its tokens past the first `num_tokens` are forgotten."""

@@ -10,12 +10,20 @@ from __future__ import annotations
 import functools
 import struct
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from weft.abi.errors import EngineDead, InvalidRequest, OutOfPages, UnknownHandle, Unsupported, WeftError
+from weft.abi.errors import (
+    EngineDead,
+    InvalidRequest,
+    OutOfPages,
+    Overloaded,
+    UnknownHandle,
+    Unsupported,
+    WeftError,
+)
 from weft.core.sampling import SamplingParams
 from weft.core.waits import WaitKind
 from weft.core.wire import AnsweredCommand, Finished, QueueCommand
@@ -79,12 +87,17 @@ class CommandForm:
         """What the result of the operation carries."""
         return _PACKED[self.answered.answer](finished)
 
-    def give_back(self, space: SpaceHandle, queue: int, numbers: Iterable[int]) -> None:
-        """Free what the command has taken. A failure is dropped: the command had taken nothing."""
+    @property
+    def returned_by(self) -> type[QueueCommand]:
+        """The command that frees what this one has taken."""
         returned_by = self.answered.returned_by
         if returned_by is None:
             raise TypeError(f"{self.command.__name__} takes nothing")
-        space.post(returned_by, queue, _packed(numbers), call=UNHEARD)
+        return returned_by
+
+    def give_back(self, space: SpaceHandle, queue: int, numbers: Iterable[int]) -> None:
+        """Free what the command has taken. A failure is dropped: the command had taken nothing."""
+        space.post(self.returned_by, queue, _packed(numbers), call=UNHEARD)
 
 
 class _SampleArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,7 +150,7 @@ class PageCalls:
             given_up = True
             self._calls.cancelled(call)
             self._forget(numbers)
-            form.give_back(space, queue, numbers)
+            self._post_free(space, form.returned_by, queue, numbers, UNHEARD)
 
         try:
             self._listen(call, space.ask(form.answered, queue, first, count), over=over).on_cancel = cancel
@@ -152,7 +165,7 @@ class PageCalls:
         if missing is not None or len(set(numbers)) != len(numbers):
             what = "a page is named twice" if missing is None else f"this program has no page {missing}"
             raise UnknownHandle(f"{what}; nothing was freed")
-        self._opened().post(form.command, queue, pages, call=call)
+        self._post_free(self._opened(), form.command, queue, numbers, call)
         self._forget(numbers)
 
     def take_embeds(self, call: int, queue: int, first: int, count: int, *, form: CommandForm) -> None:
@@ -180,14 +193,15 @@ class PageCalls:
             try:
                 self._budget.take_pages(len(numbers))
             except WeftError:
-                form.give_back(space, queue, numbers)
+                self._post_free(space, form.returned_by, queue, numbers, UNHEARD)
                 raise
             self._pages.update(dict.fromkeys(numbers, call))
             return form.pack(finished)
 
         def over(well: bool) -> None:
             if well and given_up and report.finished is not None:
-                form.give_back(space, queue, range(first, first + report.finished.count))
+                numbers = range(first, first + report.finished.count)
+                self._post_free(space, form.returned_by, queue, numbers, UNHEARD)
 
         def cancel() -> None:
             nonlocal given_up
@@ -308,6 +322,22 @@ class PageCalls:
             raise InvalidRequest(f"numbers of {what} are below {MAX_NUMBER}, got {first} and {count - 1} more", "first")
         if count > most:
             raise OutOfPages(f"{count} {what} were asked for; the engine has {most} for all programs together")
+
+    def _post_free(
+        self, space: SpaceHandle, command: type[QueueCommand], queue: int, numbers: Sequence[int], call: int
+    ) -> None:
+        """Free pages that are no longer counted. Where the queue does not take the command, they stay allocated, and
+        count again."""
+
+        def on_failure(call: int, error: WeftError) -> None:
+            if space is self._space and (isinstance(error, Overloaded) or error.param == "queue"):
+                kept = [number for number in numbers if number not in self._pages]
+                self._budget.count_pages(len(kept))
+                # Not as pages of a later allocation of the same numbers, which fails.
+                self._pages.update(dict.fromkeys(numbers, UNHEARD))
+            self._failed(call, error)
+
+        space.post(command, queue, _packed(numbers), call=call, on_failure=on_failure)
 
     def _forget(self, numbers: Iterable[int], call: int | None = None) -> None:
         """They are not held any more, those that were; with `call`, those alone that it has asked for."""

@@ -68,6 +68,8 @@ class PendingCalls:
         self.closed = False
         self.broken: WeftError | None = None
         """Why the run has to end, where it has to."""
+        self.num_takes = 0
+        """How often the program has taken its events."""
         self.waited_s = 0.0
         """Summed time of calls that waited for something other than the device, such as tools."""
         self.new_wait: NewWait | None = None
@@ -175,6 +177,7 @@ class PendingCalls:
     def take(self) -> bytes:
         """All events so far, packed; `b""` if there are none. Messages that wait become events now, as many as
         `MAX_TAKEN_MESSAGES`."""
+        self.num_takes += 1
         num_left = MAX_TAKEN_MESSAGES
         for source in list(self._sources):
             if num_left <= 0:

@@ -10,6 +10,7 @@ import msgspec
 from weft.abi.errors import InvalidRequest
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams
+from weft.engine.json_schema import refuse_options
 from weft.programs.wire_sizes import check_sizes
 
 MAX_SPEC_BYTES = 1 << 20
@@ -27,13 +28,15 @@ class GrammarArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
 
     def grammar(self) -> Grammar:
-        """Raises `InvalidRequest` for a kind that there is not."""
+        """Raises `InvalidRequest` for a kind that there is not, and for options in a JSON schema."""
         try:
-            return msgspec.convert([self.kind, self.text], Grammar)
+            grammar = msgspec.convert([self.kind, self.text], Grammar)
         except msgspec.ValidationError as error:
             raise InvalidRequest(
                 f"there are no grammars of kind {self.kind!r}; write json_schema, regex or lark", "grammar"
             ) from error
+        refuse_options(grammar)
+        return grammar
 
 
 def sampling_of(fields: Mapping[str, Any] | None) -> SamplingParams:

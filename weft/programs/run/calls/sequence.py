@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from weft.abi.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownHandle
+from weft.abi.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownHandle, WeftError
 from weft.core.sampling import StopParams
 from weft.core.waits import MAX_KIND_CHARS, PROGRAM_WAITS, WaitKind, check_wait
 from weft.core.wire import Dists, Finished, PromptOutputs
@@ -23,7 +23,7 @@ from weft.programs.operations import Report
 from weft.programs.quota.page_quota import PageQuota
 from weft.programs.run.calls.call_kinds import answer_by_operation
 from weft.programs.run.calls.generation import GenerationCall, packed_logprobs
-from weft.programs.run.calls.open_sequence import GenerateSpec, OpenSequence, SequenceUsage
+from weft.programs.run.calls.open_sequence import GenerateSpec, OpenSequence, Refusal, SequenceUsage
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, GrammarArgs, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
@@ -76,7 +76,7 @@ class SequenceCalls:
 
     def append(self, call: int, number: int, tokens: bytes) -> None:
         """Known tokens. A failure in the engine surfaces at what follows on the sequence."""
-        known = self._open.get(number) or self._find(number)
+        known = self._find_whole(number)
         count = check_tokens(tokens)
         if not count:
             return
@@ -85,7 +85,7 @@ class SequenceCalls:
 
     def generate(self, call: int, number: int, text: int, about: bytes) -> None:
         """Sample tokens. `text`: 0 none, 1 without special tokens, 2 with them."""
-        known = self._find(number)
+        known = self._find_whole(number)
         check_size(about, MAX_SPEC_BYTES, "generate")
         spec = _remembered(about) if len(about) <= MAX_REMEMBERED_BYTES else _generate_spec(about)
         self._calls.check_free(call)
@@ -104,7 +104,7 @@ class SequenceCalls:
 
     def fork(self, call: int, number: int, child: int) -> None:
         """A copy that shares all pages."""
-        known = self._find(number)
+        known = self._find_whole(number)
         self._check_new(child)
         sequence = known.sequence.fork()
         self._open[child] = OpenSequence(sequence, known.quota.fork(), known.quota.num_tokens)
@@ -114,10 +114,11 @@ class SequenceCalls:
         known = self._find(number)
         known.sequence.truncate(keep)
         known.truncate(keep)
+        known.refusal = None
 
     def mask(self, call: int, number: int, ranges: bytes) -> None:
         """Hide tokens from those that follow."""
-        known = self._find(number)
+        known = self._find_whole(number)
         check_size(ranges, MAX_RANGES_BYTES, "ranges")
         known.sequence.mask(ranges)
 
@@ -180,13 +181,17 @@ class SequenceCalls:
         """Tokens are about to be appended. Those that cannot fit are refused here, before the engine has to keep them;
         it is asked all the same, because it alone knows what is being generated."""
         most = self._model.info.max_context
-        if known.quota.num_tokens + count > most:
-            raise ContextTooLong(
-                f"{count} more tokens after {known.quota.num_tokens} exceed the {most} that a sequence may have; "
-                "nothing was appended",
-                "tokens",
-            )
-        known.quota.grow(count)
+        try:
+            if known.quota.num_tokens + count > most:
+                raise ContextTooLong(
+                    f"{count} more tokens after {known.quota.num_tokens} exceed the {most} that a sequence may have; "
+                    "nothing was appended",
+                    "tokens",
+                )
+            known.quota.grow(count)
+        except WeftError as error:
+            known.refusal = Refusal(error, self._calls.num_takes)
+            raise
         self._view.budget.spend("tokens", count)
         self.usage.prompt_tokens += count
 
@@ -194,6 +199,17 @@ class SequenceCalls:
         known = self._open.get(number)
         if known is None:
             raise UnknownHandle(f"this program has no sequence {number}: it was never opened, or given up")
+        return known
+
+    def _find_whole(self, number: int) -> OpenSequence:
+        """A sequence that something is put on. Raises the error of an append that was refused, if the program has not
+        taken that error yet."""
+        known = self._open.get(number) or self._find(number)
+        refusal = known.refusal
+        if refusal is not None:
+            if refusal.num_takes == self._calls.num_takes:
+                raise refusal.error
+            known.refusal = None
         return known
 
     def _check_new(self, number: int) -> None:
@@ -210,7 +226,7 @@ class SequenceCalls:
         outputs: PromptOutputs,
         pack: Callable[[Finished], tuple[bytes, ...]],
     ) -> None:
-        known = self._find(number)
+        known = self._find_whole(number)
         count = check_tokens(tokens)
         self._calls.check_free(call)
         self._put(known, count)
