@@ -323,12 +323,18 @@ def test_results_that_nobody_joins_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 
     async def test(host: Host) -> None:
         program = host.program()
-        for number in range(2):
+        for number in range(3):
             await program.result(Op.LAUNCH, number, obj({"program": "p"}))
-            host.launcher.children[number].finish(b"12345")
-        assert (await program.error(Op.LAUNCH, 2, obj({"program": "p"})))[0] == "overloaded"
+        children = [weakref.ref(child) for child in host.launcher.children]
+        while host.launcher.children:
+            host.launcher.children.pop(0).finish(b"12345")
+            await settle()
+        assert [child() is not None for child in children] == [True, False, False]
+        assert await program.error(Op.JOIN, 1) == ("limit_exceeded", "result_bytes")
         assert await program.result(Op.JOIN, 0) == [b"12345"]
-        await program.result(Op.LAUNCH, 2, obj({"program": "p"}))
+        await program.result(Op.LAUNCH, 3, obj({"program": "p"}))
+        host.launcher.children[0].finish(b"12345")
+        assert await program.result(Op.JOIN, 3) == [b"12345"]
 
     run(test)
 

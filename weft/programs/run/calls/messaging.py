@@ -6,6 +6,8 @@ Owns the run's subscriptions and children. `weft.programs.run.context` calls it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -23,7 +25,8 @@ MAX_LAUNCH_BYTES = 4 << 20
 MAX_CHILDREN = 4096
 """Children that a program may still ask about; those that ended and were joined, or killed, are forgotten first."""
 MAX_KEPT_RESULT_BYTES = 16 << 20
-"""Results of joined children that the program may join again. A child whose result does not fit is forgotten."""
+"""Results of joined children that the program may join again; a child whose result does not fit is forgotten. As many
+of children that ended and were not joined; one that does not fit is lost."""
 
 
 class _LaunchArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +48,8 @@ class MessagingCalls:
         self._children: dict[int, _Launched] = {}
         self._kept_bytes = 0
         """Bytes of the results of joined children."""
+        self._unjoined_bytes = 0
+        """Bytes of the results of those that have ended and were not joined."""
         self.num_launched = 0
         """Children launched so far."""
 
@@ -66,9 +71,6 @@ class MessagingCalls:
         if number in self._children:
             raise InvalidRequest(f"child {number} was launched already; give every child a number of its own", "child")
         self._forget_some()
-        if sum(launched.unjoined_bytes for launched in self._children.values()) > MAX_KEPT_RESULT_BYTES:
-            most = f"{MAX_KEPT_RESULT_BYTES >> 20} MiB"
-            raise Overloaded(f"results of children that were not joined have more than {most}: join some of them")
         try:
             args = _launch_args.decode(about)
         except UNREADABLE as error:
@@ -85,7 +87,7 @@ class MessagingCalls:
         budget = self._view.budget.child(limits_from_json(bytes(args.limits), self._view.budget.remaining()))
         spec = ChildSpec(program=args.program, source=args.source, args=bytes(args.args))
         self.num_launched += 1
-        launched = self._children[number] = _Launched(self._view, spec, budget)
+        launched = self._children[number] = _Launched(self._view, spec, budget, self._ended)
         answer_by_task(self._calls, call, launched.started(), held=len(about))
 
     def join(self, call: int, number: int) -> None:
@@ -111,7 +113,15 @@ class MessagingCalls:
             raise Overloaded(f"{MAX_CHILDREN} children were launched and not joined; join or kill some of them")
 
     def _forget(self, number: int) -> None:
-        self._kept_bytes -= self._children.pop(number).result_bytes
+        launched = self._children.pop(number)
+        self._kept_bytes -= launched.result_bytes
+        self._unjoined_bytes -= launched.take_unjoined()
+
+    def _ended(self, launched: _Launched) -> None:
+        """A child has ended."""
+        if self._unjoined_bytes + launched.unjoined_bytes > MAX_KEPT_RESULT_BYTES:
+            launched.lose_result()
+        self._unjoined_bytes += launched.unjoined_bytes
 
     def _find(self, number: int) -> _Launched:
         launched = self._children.get(number)
@@ -121,6 +131,7 @@ class MessagingCalls:
 
     async def _joined(self, number: int, launched: _Launched) -> tuple[bytes, ...]:
         result = await launched.joined()
+        self._unjoined_bytes -= launched.take_unjoined()
         if self._children.get(number) is launched:
             self._kept_bytes += len(result) - launched.result_bytes
             launched.result_bytes = len(result)
@@ -171,16 +182,24 @@ class _Listener:
 class _Launched:
     """A child, from before it has started."""
 
-    def __init__(self, view: RunView, spec: ChildSpec, budget: RunBudget):
+    def __init__(self, view: RunView, spec: ChildSpec, budget: RunBudget, ended: Callable[[_Launched], None]):
+        """`ended` is called when its run has ended."""
         self.result_bytes = 0
         """Bytes of its result, once it was joined."""
+        self.unjoined_bytes = 0
+        """Bytes of its result from its end until it is joined."""
+        self._ended = ended
         self._budget = budget
         self._killed = False
         self._joined = False
         self._child: ChildRun | None = None
         # A launch is not given up half-way: the launcher closes the budget. A kill waits for it.
-        self._launching = view.calls.loop.create_task(view.services.launcher.launch(spec, view.caller, budget))
-        self._launching.add_done_callback(self._begun)
+        self._loop = view.calls.loop
+        launching = self._loop.create_task(view.services.launcher.launch(spec, view.caller, budget))
+        launching.add_done_callback(self._begun)
+        self._launching: asyncio.Future[ChildRun] = launching
+        self._waiting: asyncio.Task[None] | None = None
+        """For its end."""
 
     async def started(self) -> tuple[bytes, ...]:
         """The id of its run."""
@@ -204,10 +223,24 @@ class _Launched:
         failed = self._launching.done() and self._child is None
         return self._joined or self._killed or failed
 
-    @property
-    def unjoined_bytes(self) -> int:
-        """Bytes of a result that nobody has asked for."""
-        return 0 if self._joined or self._child is None else self._child.result_bytes
+    def take_unjoined(self) -> int:
+        """The bytes of a result that was not joined before; 0 from then on."""
+        num_bytes, self.unjoined_bytes = self.unjoined_bytes, 0
+        return num_bytes
+
+    def lose_result(self) -> None:
+        """Drop the run with its result."""
+        most = f"{MAX_KEPT_RESULT_BYTES >> 20} MiB"
+        self.unjoined_bytes, self._child = 0, None
+        self._launching = self._loop.create_future()
+        self._launching.set_exception(
+            LimitExceeded(
+                f"the child's result was dropped: results of children that were not joined had more than {most}; "
+                "join children as they end",
+                "result_bytes",
+            )
+        )
+        self._launching.exception()  # it need not be joined
 
     def kill(self) -> None:
         """Now, or as soon as it has started."""
@@ -223,3 +256,10 @@ class _Launched:
         self._child = launching.result()
         if self._killed:
             self._child.kill()
+        self._waiting = self._loop.create_task(self._wait(self._child))
+
+    async def _wait(self, child: ChildRun) -> None:
+        with suppress(WeftError):
+            await child.join()
+        self.unjoined_bytes = 0 if self._joined else child.result_bytes
+        self._ended(self)
