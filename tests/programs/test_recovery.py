@@ -17,7 +17,7 @@ from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import Event, Generate
 from weft.programs.builtin import beam, completion, embedding
 from weft.programs.builtin.beam import BeamArgs
-from weft.programs.recovery import MAX_CONTINUATIONS, TRIAL_ITEMS
+from weft.programs.recovery import MAX_CONTINUATIONS, TRIAL_ITEMS, TRIAL_PART
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller, Chunk, CompletionArgs, EmbeddingArgs
 from weft.testing.byte_tokenizer import byte_tokenizer
@@ -288,6 +288,86 @@ def test_a_client_that_vanishes_in_its_trial_ends_the_trial() -> None:
 
 async def _told(chunks: AsyncGenerator[Chunk, None]) -> list[tuple[object, ...]]:
     return told(await collect(chunks))
+
+
+LONG_SEARCH = BeamArgs(prompt=PROMPT, width=2, max_tokens=99, ignore_eos=True)
+
+
+async def on_trial(engine: FakeEngine, num_steps: int) -> None:
+    """Have the engine die as often as it takes for its requests to be suspects, each time after so many steps."""
+    for _ in range(MAX_CONTINUATIONS):
+        await settle()
+        for _ in range(num_steps):
+            engine.step()
+            await settle()
+        engine.die()
+        engine.restart()
+    await settle()
+
+
+def test_a_long_beam_search_does_not_hold_up_others_to_its_end() -> None:
+    async def test(rt: Runtime) -> None:
+        search = asyncio.create_task(collect(beam.chunks(LONG_SEARCH, CALLER, rt)))
+        await on_trial(engine, 3)
+        newcomer = asyncio.create_task(collect(request("newcomer", b"newcomer", rt)))
+        for _ in range(TRIAL_ITEMS + 3):
+            await settle()
+            assert "newcomer" not in [sequence.request_id for sequence in engine.sequences.values()]
+            engine.step()
+        while not newcomer.done():
+            await settle()
+            engine.step()
+        assert not search.done()
+        search.cancel()
+        await asyncio.gather(search, return_exceptions=True)
+
+    engine = FakeEngine(auto=False)
+    run(engine, test)
+
+
+@pytest.mark.parametrize("death", [5, TRIAL_ITEMS + 9])
+def test_a_beam_search_that_ends_every_engine_at_the_same_step_fails_alone(death: int) -> None:
+    async def test(rt: Runtime) -> None:
+        with pytest.raises(EngineCrashed):
+            await collect(beam.chunks(LONG_SEARCH, CALLER, rt))
+
+    run(MortalEngine(death, 2 * death, 3 * death), test)
+
+
+def test_a_trial_without_progress_leaves_others_a_part_of_their_time() -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        engine = FakeEngine(auto=False)
+        rt = Runtime(engine, byte_tokenizer(), engine_wait_s=10.0)
+        suspects = [asyncio.create_task(collect(request(f"s{index}", b"p", rt))) for index in range(4)]
+        await on_trial(engine, 1)
+        began_s, newcomer = loop.time(), asyncio.create_task(collect(request("newcomer", b"newcomer", rt)))
+        suspects[2].cancel()
+        suspects[3].cancel()
+        loop.call_later(2 * 10.0 * TRIAL_PART - 0.1, suspects[1].cancel)
+        await asyncio.sleep(10.0 - 0.05)
+        assert {sequence.request_id for sequence in engine.sequences.values()} == {"s0", "newcomer"}
+        assert loop.time() - began_s < 10.0
+        for task in (suspects[0], newcomer):
+            task.cancel()
+        await asyncio.gather(*suspects, newcomer, return_exceptions=True)
+
+    run_virtually(test())
+
+
+def test_a_request_that_waited_too_long_for_trials_hears_that_the_engine_is_back() -> None:
+    async def test() -> None:
+        engine = FakeEngine(auto=False)
+        rt = Runtime(engine, byte_tokenizer(), engine_wait_s=10.0)
+        suspects = [asyncio.create_task(collect(request(f"s{index}", b"p", rt))) for index in range(4)]
+        await on_trial(engine, 1)
+        with pytest.raises(EngineDead, match="the engine is back, but requests"):
+            await collect(request("newcomer", b"newcomer", rt))
+        for task in suspects:
+            task.cancel()
+        await asyncio.gather(*suspects, return_exceptions=True)
+
+    run_virtually(test())
 
 
 def test_two_engines_that_die_at_once_are_recovered_apart() -> None:

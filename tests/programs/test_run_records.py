@@ -9,8 +9,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from weft.programs.registry import Code
 from weft.programs.run.runs import Run, RunRecord, RunSpec
 from weft.programs.run_records import RunRecords
 from weft.store.database import FILE, Database
+from weft.store.runs import RunRow
 
 SPEC = RunSpec(code=Code(kind="python", content=b"def main(): pass", hash="0" * 64, name="agent"))
 
@@ -41,9 +43,11 @@ def limit(records: RunRecords, pages: int) -> None:
         connection.exec_driver_sql(sql)
 
 
-def with_records(path: Path, test: Callable[[RunRecords], Awaitable[None]]) -> None:
+def with_records(
+    path: Path, test: Callable[[RunRecords], Awaitable[None]], now: Callable[[], float] = time.monotonic
+) -> None:
     async def body() -> None:
-        records = RunRecords(Database(path))
+        records = RunRecords(Database(path), now)
         try:
             await test(records)
         finally:
@@ -174,6 +178,7 @@ def test_a_disk_that_takes_nothing_is_told_of_once_and_caught_up_with(
 ) -> None:
     path = tmp_path / "runs"
     caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
 
     async def test(records: RunRecords) -> None:
         records.ended(record("run-1"))
@@ -212,6 +217,53 @@ def test_what_waits_for_a_disk_is_bounded_and_written_at_the_end(
     with_records(path, test)
     assert caplog.text.count("cannot be written or read") == 1
     assert ids(path) == [f"run-{number}" for number in range(20, 30)]
+
+
+def test_what_waits_for_a_disk_is_encoded_once_and_tried_again_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_WRITE", 10)
+    path, now = tmp_path / "runs", 0.0
+    encoded: list[str] = []
+    written: list[int] = []
+    row = module._row
+
+    def counted(record: RunRecord) -> RunRow:
+        encoded.append(record.id)
+        return row(record)
+
+    monkeypatch.setattr(module, "_row", counted)
+
+    async def test(records: RunRecords) -> None:
+        nonlocal now
+        save = records._table.save
+
+        def noted(changes: Mapping[str, RunRow | None]) -> Future[None]:
+            written.append(len(changes))
+            return save(changes)
+
+        monkeypatch.setattr(records._table, "save", noted)
+        records.forgotten(["run-never"])
+        await records.flush()
+        limit(records, 1)
+        for number in range(1, 31):
+            records.ended(record(f"run-{number}"))
+            await records.flush()
+        assert written == [1, 1], "one that failed, and none after it"
+        for number in range(31, 41):
+            now += 0.5 * module.RETRY_S
+            records.ended(record(f"run-{number}"))
+            await records.flush()
+        assert written == [1, 1, *[10] * 5]
+        limit(records, 100_000)
+        now += module.RETRY_S
+        records.ended(record("run-41"))
+        await records.flush()
+        assert written[7:] == [10] * 4 + [1]
+
+    with_records(path, test, lambda: now)
+    assert encoded == [f"run-{number}" for number in range(1, 42)]
+    assert ids(path) == encoded
 
 
 @pytest.mark.parametrize("damage", ["garbage", "format", "record"])

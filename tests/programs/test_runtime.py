@@ -29,6 +29,7 @@ from weft.core.wire import (
 )
 from weft.programs.operations import Generations
 from weft.programs.runtime import Runtime
+from weft.programs.sequence import MAX_SILENT
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 
@@ -234,6 +235,19 @@ def test_silent_appends_do_not_pile_up() -> None:
                 seq.append(PROMPT)
                 await tokens_of(seq.generate(stop=stop(1)))
             assert rt.num_operations == 0
+
+    run(test)
+
+
+def test_appends_that_nothing_follows_are_forgotten() -> None:
+    async def test(engine: FakeEngine, rt: Runtime) -> None:
+        async with rt.open(CALLER) as seq:
+            for _ in range(2 * MAX_SILENT):
+                seq.append(PROMPT[:4])
+                seq.truncate(0)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert rt.num_operations <= MAX_SILENT
 
     run(test)
 

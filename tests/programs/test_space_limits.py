@@ -18,6 +18,7 @@ from weft.core.wire import (
     ExportPages,
     Forward,
     ForwardSample,
+    FreeEmbeds,
     FreePages,
     ImportPages,
     NextDist,
@@ -28,6 +29,7 @@ from weft.core.wire import (
 )
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller
+from weft.sched.spaces import resources, spaces
 
 
 def test_exported_pages_outlive_their_space_and_are_copied_before_they_are_written(run: Run, prompt: list[int]) -> None:
@@ -303,5 +305,38 @@ def test_nothing_is_remembered_of_closed_queues_and_refused_commands(run: Run) -
         assert all(isinstance(error, UnknownHandle) for error in failures.values())
         assert rt.num_operations == remembered
         space.release()
+
+    run(program)
+
+
+def test_lists_and_masks_that_wait_are_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spaces, "MAX_PENDING_BYTES", 100)
+
+    async def program(rt: Runtime) -> None:
+        space = rt.open_space(Caller())
+        failures: dict[int, WeftError] = {}
+        space.on_failure = failures.__setitem__
+        space.post(OpenQueue, 1)
+        await space.ask(AllocPages, 1, 1, rt.engine.info.max_space_pages)
+        other = rt.open_space(Caller())
+        other.post(OpenQueue, 1)
+        blocked = other.ask(AllocPages, 1, 1, 1)
+        other.on_failure = failures.__setitem__
+        for call in (1, 2, 3):
+            other.post(FreeEmbeds, 1, u32(*range(10)), call=call)
+        await space.ask(Sync, 1)
+        assert failures.keys() == {3}
+        assert isinstance(failures[3], Overloaded)
+        space.release()
+        await blocked
+        await other.ask(Sync, 1)
+        other.post(FreeEmbeds, 1, u32(*range(10)), call=4)
+        await other.ask(Sync, 1)
+        assert [type(failures[call]) for call in (1, 2, 4)] == [UnknownHandle] * 3
+        monkeypatch.setattr(resources, "MAX_LISTED", 9)
+        other.post(FreeEmbeds, 1, u32(*range(10)), call=5)
+        await other.ask(Sync, 1)
+        assert isinstance(failures[5], InvalidRequest)
+        other.release()
 
     run(program)

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import msgspec
 
-from weft.abi.errors import EngineDead, InvalidLogits, InvalidRequest, UnknownHandle, WeftError
+from weft.abi.errors import EngineDead, InvalidLogits, InvalidRequest, Overloaded, UnknownHandle, WeftError
 from weft.core.waits import WaitKind
 from weft.core.wire import (
     Append,
@@ -44,6 +44,10 @@ from weft.programs.types import Caller
 
 MAX_DEATHS = 1
 """Deaths of an engine that an operation outlives."""
+MAX_WAITING_BYTES = 64 << 20
+"""Of `WaitingBytes`; further operations are refused."""
+ENTRY_BYTES = 512
+"""Of an operation that waits, beside its tokens or ranges."""
 
 
 class RecordedStream(TokenStream):
@@ -62,6 +66,13 @@ class RecordedStream(TokenStream):
         return len(self.tokens) == 1
 
 
+class WaitingBytes:
+    """The count of what waits on the sequences of one run, behind operations that have not ended."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+
 @dataclass(slots=True)
 class _Entry:
     """Something that was put on a sequence and is not yet part of its history."""
@@ -76,6 +87,15 @@ class _Entry:
     def awaited(self) -> EngineOperation | None:
         """Its operation, where that reports to the program."""
         return None if isinstance(self.operation, SilentAppend) else self.operation
+
+    @property
+    def num_bytes(self) -> int:
+        """What it counts for in `WaitingBytes`."""
+        match self.command:
+            case Append(tokens=data) | MaskTokens(ranges=data):
+                return ENTRY_BYTES + len(data)
+            case _:
+                return ENTRY_BYTES
 
     @property
     def is_end(self) -> bool:
@@ -134,8 +154,9 @@ class LastingSequence(SequenceHandle):
 
     _stream_type: ClassVar[type[TokenStream]] = RecordedStream
 
-    def __init__(self, link: EngineLink, seq: int, caller: Caller, revival: Revival):
+    def __init__(self, link: EngineLink, seq: int, caller: Caller, revival: Revival, waiting: WaitingBytes):
         super().__init__(link, seq, caller)
+        self._waiting = waiting
         self._revival = revival
         self._priority = caller.priority
         self._history = TokenHistory()
@@ -150,9 +171,15 @@ class LastingSequence(SequenceHandle):
 
     # ---- operations
 
+    def check_room(self, num_bytes: int = 0) -> None:
+        """Raise `Overloaded` if an operation with so many bytes of tokens or ranges may not wait any more."""
+        if self._entries and self._waiting.num_bytes + ENTRY_BYTES + num_bytes > MAX_WAITING_BYTES:
+            most = f"{MAX_WAITING_BYTES >> 20} MiB"
+            raise Overloaded(f"operations on sequences of this program that wait hold {most}; wait for some of them")
+
     def fork(self, *, request_id: str = "") -> LastingSequence:
         """A copy that shares all pages, as of the operations put on this sequence so far."""
-        child = LastingSequence(self._link, self._begin(), self.caller, self._revival)
+        child = LastingSequence(self._link, self._begin(), self.caller, self._revival, self._waiting)
         child._parent, child._is_absent, child._priority = self, self._is_absent, self._priority
         self._put(_Entry(Fork(seq=self.id, child=child.id, request_id=request_id), child=child))
         return child
@@ -246,19 +273,26 @@ class LastingSequence(SequenceHandle):
         entry = _Entry(command, operation)
         if not self._is_absent:
             super()._add(operation, command)
-            self._entries.append(entry)
-            self._fold()
+            self._put_entry(entry)
             return
         self._awaited = entry.awaited or self._awaited
-        self._entries.append(entry)
-        self._fold()
+        self._put_entry(entry)
         if entry.awaited is not None or self._link.engine.ready:
             self._revival.wake(self)
 
     def _put(self, entry: _Entry) -> None:
         self._send(entry.command)
+        self._put_entry(entry)
+
+    def _put_entry(self, entry: _Entry) -> None:
+        self._waiting.num_bytes += entry.num_bytes
         self._entries.append(entry)
         self._fold()
+
+    def _take_entry(self) -> _Entry:
+        entry = self._entries.popleft()
+        self._waiting.num_bytes -= entry.num_bytes
+        return entry
 
     def _send(self, command: Command) -> None:
         if not self._is_absent:
@@ -266,7 +300,9 @@ class LastingSequence(SequenceHandle):
 
     def _end(self, command: Cancel | Truncate) -> None:
         self._check()
-        for entry in self._entries:
+        for entry in reversed(self._entries):
+            if entry.is_end:
+                break  # it has ended those before it
             if entry.operation is not None:
                 entry.operation.cancelled_by_program = True
         self._put(_Entry(command))
@@ -294,7 +330,7 @@ class LastingSequence(SequenceHandle):
             command, awaited = entry.command, entry.awaited
             if awaited is not None and not awaited.ended:
                 return None
-            entries.popleft()
+            self._take_entry()
             if entry.child is not None:
                 entry.child._parent, entry.child._history = None, history.fork()
                 return entry.child
@@ -314,7 +350,7 @@ class LastingSequence(SequenceHandle):
         """An operation was cancelled, and with it what was put on the sequence between it and that command."""
         children = []
         while self._entries and not self._entries[0].is_end:
-            child = self._entries.popleft().child
+            child = self._take_entry().child
             if child is not None:
                 children.append(child)
         _orphan(children)
@@ -326,9 +362,8 @@ class LastingSequence(SequenceHandle):
 
     def _take_children(self) -> list[LastingSequence]:
         """Drop all entries, and return the forks that do not come to be."""
-        children = [entry.child for entry in self._entries if entry.child is not None]
-        self._entries.clear()
-        return children
+        entries = [self._take_entry() for _ in range(len(self._entries))]
+        return [entry.child for entry in entries if entry.child is not None]
 
     @property
     def _has_awaited(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from weft.abi.errors import EngineDead
 from weft.engine.client import EngineClient
 from weft.programs.engine_link import EngineLink, OnEvent
-from weft.programs.lasting import LastingSequence, Revival
+from weft.programs.lasting import LastingSequence, Revival, WaitingBytes
 from weft.programs.recovery import Recovery
 from weft.programs.retains import PrefixRetains
 from weft.programs.sequence import SequenceHandle
@@ -51,14 +51,15 @@ class Runtime(EngineLink):
         self.check_ready()
         return SequenceHandle.opened(self, caller)
 
-    def open_lasting(self, caller: Caller) -> LastingSequence:
-        """A new, empty sequence that outlives the engine. Raises `EngineDead` before the engine's first start."""
+    def open_lasting(self, caller: Caller, waiting: WaitingBytes | None = None) -> LastingSequence:
+        """A new, empty sequence that outlives the engine. `waiting` counts what waits on it and others. Raises
+        `EngineDead` before the engine's first start."""
         try:
             _ = self.engine.info
         except EngineDead:
             self.check_ready()
             raise
-        sequence = LastingSequence(self, self.number(), caller, self._revival)
+        sequence = LastingSequence(self, self.number(), caller, self._revival, waiting or WaitingBytes())
         if self.engine.ready:
             sequence.revive()
         return sequence

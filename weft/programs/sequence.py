@@ -10,7 +10,7 @@ from collections import deque
 from types import TracebackType
 from typing import ClassVar, Self, overload
 
-from weft.abi.errors import EngineDead, UnknownHandle, WeftError
+from weft.abi.errors import EngineDead, Overloaded, UnknownHandle, WeftError
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.waits import WaitKind
@@ -32,6 +32,11 @@ from weft.core.wire import (
 from weft.programs.engine_link import EngineLink
 from weft.programs.operations import EngineOperation, OnStart, Report, SilentAppend, TokenStream
 from weft.programs.types import Caller
+
+MAX_SILENT = 512
+"""Operations without an answer before an append asks for one, so that what is remembered of them stays bounded."""
+MAX_MASKS = 16384
+"""The same, where no append comes."""
 
 
 class SequenceHandle:
@@ -85,6 +90,8 @@ class SequenceHandle:
         """
         op = self._begin()
         operation = SilentAppend(op, self.id) if outputs is None else Report(op, self.id)
+        if outputs is None and len(self._silent) >= MAX_SILENT:
+            outputs = PromptOutputs()  # it is answered, and those before it are forgotten
         self._add(operation, Append(seq=self.id, op=op, tokens=tokens, outputs=outputs))
         return operation if isinstance(operation, Report) else None
 
@@ -141,6 +148,8 @@ class SequenceHandle:
         A range that is not there surfaces at the operations that follow.
         """
         op = self._begin()
+        if len(self._silent) >= MAX_MASKS:
+            raise Overloaded(f"{MAX_MASKS} masks followed each other on this sequence; append or generate between them")
         self._add(SilentAppend(op, self.id), MaskTokens(seq=self.id, op=op, ranges=ranges))
 
     def set_priority(self, priority: int) -> None:

@@ -2,7 +2,9 @@
 
 Invariant: `tokens` are exactly those of the sequence, and `chat.text`, where it is known, is the text of the chat's
 tokens. The host may refuse an append, for example because of a limit of pages; then the tokens since the last that came
-from the sequence are put on it again before its next operation. Input is queued at once; `flush` renders, tokenizes and appends it. `weft.sdk.context` is the public interface.
+from the sequence are put on it again before its next operation.
+
+Input is queued at once; `flush` renders, tokenizes and appends it. `weft.sdk.context` is the public interface.
 """
 
 from __future__ import annotations

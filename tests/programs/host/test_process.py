@@ -394,9 +394,13 @@ def test_it_does_not_outlive_the_front() -> None:
         process = client.child.process
         assert process is not None
         assert process.stdin is not None
-        process.stdin.close()
+        folder = client.child.folder
+        assert folder is not None
+        assert any(folder.iterdir())
+        process.stdin.close()  # what the system does for a front that was killed
         await process.wait()
         assert process.pid == pid
+        assert not folder.exists()
 
     run(test)
 

@@ -388,6 +388,8 @@ def test_grammars_are_followed() -> None:
         program.say(Op.MATCHER_CLOSE, 1)
         assert (await program.error(Op.MATCHER_PUSH, 1, b""))[0] == "unknown_handle"
         assert (await program.error(Op.MATCHER_OPEN, 2, obj({"kind": "regex", "text": "("})))[0] == "invalid_request"
+        unlimited = obj({"kind": "json_schema", "text": '{"x-guidance": {"max_string_chars": null}}'})
+        assert await program.error(Op.MATCHER_OPEN, 3, unlimited) == ("invalid_request", "grammar")
         assert (await program.error(Op.MATCHER_OPEN, 3, obj({"kind": "sql", "text": ""})))[0] == "invalid_request"
 
     run(test)

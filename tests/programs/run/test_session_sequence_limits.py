@@ -10,7 +10,9 @@ from weft.abi.frames import EventKind, pack
 from weft.abi.operations import Op
 from weft.config import ProgramsConfig
 from weft.core.ids import pack_tokens
+from weft.programs import lasting
 from weft.programs.quota.limits import Limits
+from weft.programs.run.calls.generation import WHOLE
 from weft.testing.fake_engine import FakeEngine
 
 
@@ -72,6 +74,49 @@ def test_a_generation_ends_where_its_pages_do() -> None:
         assert program.outlet.ended == []
 
     run(test)
+
+
+def test_the_end_of_a_generation_is_told_once_where_its_pages_end_too() -> None:
+    async def test(host: Host) -> None:
+        host.engine.script(list(b"abc"))
+        program = host.program(Limits(pages=2))
+        opened(program, 1, pack_tokens([1] * 30))
+        call = program.ask(Op.SEQ_GENERATE, 1, 1 + WHOLE, obj({"stop": {"max_tokens": 3}}))
+        await settle()
+        host.engine.step(10)
+        await settle()
+        assert program.kinds(call) == [EventKind.PART, EventKind.ERROR]
+        assert program.parts(call)[0][1] == b"abc"
+
+    run(test, engine=FakeEngine(auto=False))
+
+
+def test_operations_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting, "MAX_WAITING_BYTES", 10 * lasting.ENTRY_BYTES)
+
+    async def test(host: Host) -> None:
+        program = host.program()
+        opened(program)
+        for _ in range(20):  # nothing waits
+            program.say(Op.SEQ_MASK, 1, b"", call=9)
+        call = program.ask(Op.SEQ_GENERATE, 1, 0, obj({"stop": {"max_tokens": 3}}))
+        for _ in range(9):
+            program.say(Op.SEQ_MASK, 1, b"", call=9)
+        assert program.errors(9) == []
+        program.say(Op.SEQ_MASK, 1, b"", call=9)
+        program.say(Op.SEQ_FORK, 1, 2, call=10)
+        program.say(Op.SEQ_APPEND, 1, PROMPT, call=11)
+        assert [program.errors(number) for number in (9, 10, 11)] == [["overloaded"]] * 3
+        program.say(Op.SEQ_CANCEL, 1)
+        await settle()
+        host.engine.step(5)
+        assert program.error_in(await program.end_of(call))[0] == "cancelled"
+        program.say(Op.SEQ_FORK, 1, 3, call=12)
+        call = program.ask(Op.SEQ_GENERATE, 1, 0, obj({"stop": {"max_tokens": 3}}))
+        program.say(Op.SEQ_MASK, 1, b"", call=12)
+        assert program.errors(12) == []
+
+    run(test, engine=FakeEngine(auto=False))
 
 
 def test_a_generation_that_uses_up_its_tokens_ends_the_run() -> None:

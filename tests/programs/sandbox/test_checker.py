@@ -7,6 +7,8 @@ import asyncio
 import builtins
 import hashlib
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ from weft.abi.errors import InvalidRequest, WeftError
 from weft.programs.registry import Code
 from weft.programs.sandbox import checker as module
 from weft.programs.sandbox.checker import CodeChecker, check_now
-from weft.programs.sandbox.workers import WorkerEnded, WorkerProcess
+from weft.programs.sandbox.workers import _PACKAGES, WorkerEnded, WorkerProcess
 
 MAIN = b"async def main(args): pass\n"
 FIELDS = b"x = f'" + b"{a}" * 300_000 + b"'\n" + MAIN
@@ -158,9 +160,10 @@ def test_the_operator_s_own_programs_are_checked_at_once() -> None:
         check_now(code(b"x = 1"))
 
 
-def test_a_process_that_was_killed_says_nothing_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system kills it first where memory is short."""
-    ends = [WorkerEnded(-signal.SIGKILL, "", ""), WorkerEnded(0, "", "")]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_process_that_was_killed_says_nothing_of_the_program(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system kills it first where memory is short, and a terminal signals its whole process group."""
+    ends = [WorkerEnded(-number, "", ""), WorkerEnded(0, "", "")]
     monkeypatch.setattr(WorkerProcess, "run", lambda *args, **options: ends.pop(0))
 
     async def check_twice() -> None:
@@ -172,3 +175,23 @@ def test_a_process_that_was_killed_says_nothing_of_the_program(monkeypatch: pyte
 
     asyncio.run(check_twice())
     assert not ends
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE])
+def test_a_crash_of_the_parser_refuses_the_program(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerProcess, "run", lambda *args, **options: WorkerEnded(-number, "", ""))
+    [said] = verdicts(MAIN)
+    assert said is not None
+    assert "makes the parser crash" in said
+
+
+def test_the_process_outlives_signals_to_its_group() -> None:
+    command = [sys.executable, "-S", "-m", module._MODULE, "python", "5", str(module.CHECK_BYTES)]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONPATH": _PACKAGES})
+    assert worker.stdin is not None
+    # More than a pipe has room for: the worker reads, so it ignores the signals by now.
+    worker.stdin.write(b"#" * (2 << 20) + b"\n" + MAIN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        worker.send_signal(number)
+    assert worker.communicate(timeout=60) == (None, b"")
+    assert worker.returncode == 0

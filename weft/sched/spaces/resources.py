@@ -6,11 +6,14 @@ tokens of which positions, and which of them the holder has hidden. Knows no ste
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from weft.abi.errors import InvalidRequest, UnknownHandle, WeftError
 from weft.cache.explicit import ExplicitRun
@@ -18,6 +21,8 @@ from weft.cache.nodes import Wait
 from weft.core.wire import QueueCommand
 
 MAX_HANDLE = 2**32
+MAX_LISTED = 1 << 17
+"""Numbers that one command lists."""
 
 
 LENT = -1
@@ -82,6 +87,8 @@ class PendingCommand:
 
     command: QueueCommand
     arrival_s: float
+    num_bytes: int = 0
+    """Of its lists and masks."""
     blocked_since_s: float | None = None
     """When it first found no room for pages or embeddings."""
     done: int = 0
@@ -133,6 +140,8 @@ class Space:
     reservation: int = 0
     num_pending: int = 0
     """Commands on its queues that have not run yet."""
+    pending_bytes: int = 0
+    """Their lists and masks."""
     wait: Wait | None = None
     """What its program waits for, until the next command."""
     lent: Lent | None = None
@@ -212,6 +221,12 @@ def handles(packed: bytes, what: str) -> tuple[int, ...]:
     return numbers
 
 
+@functools.cache
+def lists_of(command: type[QueueCommand]) -> tuple[str, ...]:
+    """The fields that are lists and masks."""
+    return tuple(field.name for field in msgspec.structs.fields(command) if field.type is bytes)
+
+
 def known_handles(packed: bytes) -> tuple[int, ...]:
     """What of packed uint32 can be read as numbers."""
     return struct.unpack(f"<{len(packed) // 4}I", packed[: len(packed) // 4 * 4])
@@ -225,6 +240,8 @@ def int32s(packed: bytes, what: str) -> tuple[int, ...]:
 def _unpacked(packed: bytes, code: str, what: str) -> tuple[int, ...]:
     if not packed:
         return ()
+    if len(packed) > 4 * MAX_LISTED:
+        raise InvalidRequest(f"{len(packed) // 4} {what} are listed; one command lists at most {MAX_LISTED}", what)
     if len(packed) % 4:
         raise InvalidRequest(f"{len(packed)} bytes are not a whole number of 32-bit {what}", what)
     return struct.unpack(f"<{len(packed) // 4}{code}", packed)

@@ -52,12 +52,22 @@ from weft.sched.spaces.conflicts import Conflicts
 from weft.sched.spaces.immediate import ImmediateCommands, makes_export, waits_for_export
 from weft.sched.spaces.place import NEEDS_STEP, Placement, Placer, outputs_of
 from weft.sched.spaces.pool import SpacePool
-from weft.sched.spaces.resources import LENT, PendingCommand, Space, SpaceQueue, known_handles
+from weft.sched.spaces.resources import (
+    LENT,
+    MAX_LISTED,
+    PendingCommand,
+    Space,
+    SpaceQueue,
+    known_handles,
+    lists_of,
+)
 from weft.sched.spaces.waits import SpaceWaits
 
 MAX_QUEUES = 1024
 MAX_PENDING = 65536
 """Commands of one space that wait."""
+MAX_PENDING_BYTES = 64 << 20
+"""Their lists and masks."""
 
 
 class Spaces:
@@ -291,6 +301,7 @@ class Spaces:
             if isinstance(pending.command, AnsweredCommand):
                 end(pending.command)
             queue.commands.pop()
+            space.pending_bytes -= pending.num_bytes
         space.num_pending -= len(dropped)
         if not queue.commands:
             self._ready.pop((space.client, space.number, queue.number), None)
@@ -321,10 +332,17 @@ class Spaces:
             return
         if space.num_pending >= MAX_PENDING:
             raise Overloaded(f"{MAX_PENDING} commands of this program wait already; wait for some of them")
+        size = 0
+        for name in lists_of(type(command)):
+            size += len(getattr(command, name))
+        if space.pending_bytes + size > MAX_PENDING_BYTES:
+            most = f"{MAX_PENDING_BYTES >> 20} MiB"
+            raise Overloaded(f"commands of this program that wait list more than {most}; wait for some of them")
         if space.wait is not None:
             self.waits.returned(space, now)
-        queue.commands.append(PendingCommand(command, now))
+        queue.commands.append(PendingCommand(command, now, size))
         space.num_pending += 1
+        space.pending_bytes += size
         if len(queue.commands) == 1 or queue.is_blocked:
             self._ready[space.client, space.number, queue.number] = space, queue
             self._pump(space, queue, now)
@@ -411,7 +429,9 @@ class Spaces:
 
     def _fail(self, space: Space, command: QueueCommand, error: WeftError) -> None:
         # A reader of what it was to write must not take something older for it.
-        for number in known_handles(outputs_of(command)):
+        outputs = outputs_of(command)
+        # A list that is too long is not read: all embeddings count as written by it.
+        for number in known_handles(outputs) if len(outputs) <= 4 * MAX_LISTED else list(space.embeds):
             if number in space.embeds:
                 space.embeds[number].failure = error
         self._end(space.client, Failed.of(command.op, error))
@@ -428,8 +448,10 @@ class Spaces:
 
 
 def _pop(space: Space, queue: SpaceQueue) -> PendingCommand:
+    pending = queue.commands.popleft()
     space.num_pending -= 1
-    return queue.commands.popleft()
+    space.pending_bytes -= pending.num_bytes
+    return pending
 
 
 def _num_exporting(queue: SpaceQueue) -> int:

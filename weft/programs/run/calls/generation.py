@@ -39,7 +39,10 @@ class GenerationCall:
         known: OpenSequence,
         usage: SequenceUsage,
         text: int,
+        held: int,
     ):
+        """`held`: bytes that `calls` counts until the generation has ended."""
+        self._held = held
         self._calls, self._budget, self._call = view.calls, view.budget, call
         self._generation, self._known, self._usage = generation, known, usage
         self._num_logprobs = spec.sampling.logprobs
@@ -55,6 +58,9 @@ class GenerationCall:
     def wake(self) -> None:
         """Tokens have come, or the end, or both."""
         generation, calls = self._generation, self._calls
+        if generation.ended:
+            calls.let_go(self._held)
+            self._held = 0
         if calls.closed or not calls.is_pending(self._call, self):
             return
         tokens = generation.take()

@@ -13,8 +13,8 @@ from weft.abi.errors import WeftError
 from weft.core.grammar import Grammar
 from weft.core.sampling import SamplingParams, StopParams
 from weft.core.wire import OperationUsage
+from weft.programs.lasting import LastingSequence
 from weft.programs.quota.page_quota import PageQuota
-from weft.programs.sequence import SequenceHandle
 
 
 class GenerateSpec(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class OpenSequence:
 
     __slots__ = ("num_settled", "quota", "refusal", "sequence")
 
-    def __init__(self, sequence: SequenceHandle, quota: PageQuota, num_settled: int = 0):
+    def __init__(self, sequence: LastingSequence, quota: PageQuota, num_settled: int = 0):
         self.sequence = sequence
         self.quota = quota
         self.num_settled = num_settled

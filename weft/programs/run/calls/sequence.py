@@ -19,6 +19,7 @@ from weft.abi.errors import ContextTooLong, InvalidRequest, Overloaded, UnknownH
 from weft.core.sampling import StopParams
 from weft.core.waits import MAX_KIND_CHARS, PROGRAM_WAITS, WaitKind, check_wait
 from weft.core.wire import Dists, Finished, PromptOutputs
+from weft.programs.lasting import WaitingBytes
 from weft.programs.operations import Report
 from weft.programs.quota.page_quota import PageQuota
 from weft.programs.run.calls.call_kinds import answer_by_operation
@@ -62,6 +63,7 @@ class SequenceCalls:
         self._calls = view.calls
         self._model = view.model
         self._open: dict[int, OpenSequence] = {}
+        self._waiting = WaitingBytes()
         self.usage = SequenceUsage()
 
     def open(self, call: int, number: int, priority: int) -> None:
@@ -71,7 +73,7 @@ class SequenceCalls:
         if priority > 0:
             caller = replace(caller, priority=caller.priority + priority)
         runtime = self._model.runtime
-        sequence = runtime.open_lasting(caller)
+        sequence = runtime.open_lasting(caller, self._waiting)
         self._open[number] = OpenSequence(sequence, PageQuota(self._view.budget, runtime.engine.info.page_size))
 
     def append(self, call: int, number: int, tokens: bytes) -> None:
@@ -80,6 +82,7 @@ class SequenceCalls:
         count = check_tokens(tokens)
         if not count:
             return
+        known.sequence.check_room(len(tokens))
         self._put(known, count)
         known.sequence.append(tokens)
 
@@ -88,9 +91,12 @@ class SequenceCalls:
         known = self._find_whole(number)
         check_size(about, MAX_SPEC_BYTES, "generate")
         spec = _remembered(about) if len(about) <= MAX_REMEMBERED_BYTES else _generate_spec(about)
-        self._calls.check_free(call)
+        held = len(about)
+        self._calls.check_free(call, held)
+        known.sequence.check_room()
         generation = known.sequence.generate(spec.sampling, spec.stop, spec.grammar)
-        self._calls.begin(call, GenerationCall(self._view, call, generation, spec, known, self.usage, text))
+        pending = GenerationCall(self._view, call, generation, spec, known, self.usage, text, held)
+        self._calls.begin(call, pending, held)
 
     def dist(self, call: int, number: int, k: int, tokens: bytes) -> None:
         """Append tokens and answer with the `k` most probable ones that follow."""
@@ -106,6 +112,7 @@ class SequenceCalls:
         """A copy that shares all pages."""
         known = self._find_whole(number)
         self._check_new(child)
+        known.sequence.check_room()
         sequence = known.sequence.fork()
         self._open[child] = OpenSequence(sequence, known.quota.fork(), known.quota.num_tokens)
 
@@ -120,6 +127,7 @@ class SequenceCalls:
         """Hide tokens from those that follow."""
         known = self._find_whole(number)
         check_size(ranges, MAX_RANGES_BYTES, "ranges")
+        known.sequence.check_room(len(ranges))
         known.sequence.mask(ranges)
 
     def hold(self, call: int, number: int, seconds: float) -> None:
@@ -229,6 +237,7 @@ class SequenceCalls:
         known = self._find_whole(number)
         count = check_tokens(tokens)
         self._calls.check_free(call)
+        known.sequence.check_room(len(tokens))
         self._put(known, count)
         report = known.sequence.append(tokens, outputs)
 
