@@ -143,6 +143,39 @@ def test_an_answer_without_reasoning_is_read_for_markers(grammars: Grammars) -> 
     assert guide.matcher is not None
 
 
+@pytest.mark.parametrize("before", ["", " \n\n", "<", "<think>Hm.</think>"])
+@pytest.mark.parametrize("cut", [encode, letters])
+def test_a_call_behind_reasoning_that_may_come_is_held_from_its_marker_on(grammars: Grammars, cut, before: str) -> None:
+    """Also where the tokens of the marker might begin the opening tag of the reasoning."""
+    guide = grammars.guide(grammar(reasoning=True))
+    follow(guide, letters(before) + cut("<tool_call>"))
+    left = allowed(guide)
+    assert left is not None
+    assert all(data.lstrip().startswith(b"{") or not data.strip() for data in left)
+    follow(guide, encode('{"name": "'))
+    left = allowed(guide)
+    assert left is not None
+    assert all(b'weather"'.startswith(data) or b'now"'.startswith(data[:4]) for data in left)
+
+
+@pytest.mark.parametrize("reasoning", [False, True])
+def test_half_a_character_before_a_marker_is_free_text(reasoning: bool) -> None:
+    """A token that ends a character and begins the marker, so that no text begins with it."""
+    tokens = [bytes([byte]) for byte in range(256)] + [b"\xa9<", b"\xa9<tool_call>", b"<|end|>"]
+    grammars = Grammars(tokens, [258], [258], lambda text: np.array([*text.encode()], np.int32).tobytes())
+    try:
+        for rest in ([256, *b"tool_call>"], [257], [256, *b"b>", *b"<tool_call>"]):
+            guide = grammars.guide(grammar(reasoning=reasoning))
+            for token in [*b"caf\xc3", *rest, *b'{"name": "']:
+                assert not guide.push(token)
+                assert not guide.error
+            assert guide.matcher is not None
+            bits = np.unpackbits(np.frombuffer(guide.matcher.compute_bitmask(), np.uint8), bitorder="little")
+            assert np.flatnonzero(bits).tolist() == sorted(b"wn")
+    finally:
+        grammars.close()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_every_call_of_a_model_that_wants_to_write_something_else(llm: LLM, seed: int) -> None:
     """A model that opens calls at random and writes noise: all calls that come to an end parse and are offered."""

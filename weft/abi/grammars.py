@@ -11,5 +11,6 @@ def choice_as_lark(options: Iterable[str]) -> str:
 
     The options are one terminal, hence one automaton: a rule of as many alternatives would be parsed one by one.
     """
-    texts = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    # JSON writes U+007F as it is; literals of Lark take no control characters.
+    texts = " | ".join(json.dumps(option, ensure_ascii=False).replace("\x7f", "\\u007f") for option in options)
     return f"start: CHOICE\nCHOICE: {texts}"

@@ -17,6 +17,7 @@ from weft.abi.errors import InvalidRequest, Unsupported
 from weft.abi.errors import InvalidRequest as SdkInvalidRequest
 from weft.core.grammar import Grammar
 from weft.endpoints.schemas.common import GenerationRequest
+from weft.engine import json_schema
 from weft.programs.types import Chunk
 from weft.text import gbnf
 
@@ -31,8 +32,8 @@ _BLANKS = ("whitespace_pattern", "disable_any_whitespace")
 """Options of `structured_outputs` about white space in JSON."""
 _GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*\s*::=", re.M)
 """Matches the first line of a rule in GBNF and nothing in Lark."""
-OPTIONS = "x-guidance"
-"""The key of a JSON schema that holds options of its grammar."""
+OPTIONS = json_schema.OPTIONS
+"""The key of a JSON schema that holds options of its grammar. A request's schema may not have it."""
 Blanks = Mapping[str, str | bool]
 
 
@@ -161,6 +162,10 @@ def _of_kind(kind: str, value: Any, path: str, blanks: Blanks | None) -> Grammar
         return Grammar.regex(value)
     grammar = Grammar.lark(_lark(value, path) if _GBNF.search(value) else value)
     check_size(len(grammar.text.encode(errors="replace")), path)
+    try:
+        json_schema.refuse_options(grammar)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.message}.", path) from error
     return grammar
 
 
@@ -174,4 +179,6 @@ def _lark(rules: str, path: str) -> str:
 
 def _json(schema: Mapping[str, Any], path: str, blanks: Blanks | None) -> Grammar:
     check_size(len(msgspec.json.encode(schema)), path)
+    if OPTIONS in schema:
+        raise InvalidRequest(f"{path}: {json_schema.NO_OPTIONS}.", path)
     return Grammar.json_schema(schema if blanks is None else {OPTIONS: blanks, **schema})

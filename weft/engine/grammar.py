@@ -7,11 +7,12 @@ in their order, and with them the commands that follow on the same sequences; no
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from weft.core.step import LateInputs, Step
 from weft.core.wire import Cancel, Command, Fork, Generate, Release, Truncate
 from weft.engine.conflicts import conflict
 from weft.engine.digits import DigitRun, DigitTokens
-from weft.engine.grammar_text import MAX_JSON_STRING_CHARS, compiled_grammar, max_digits
+from weft.engine.grammar_text import MAX_JSON_STRING_CHARS, compiled_grammar, max_digits, short
 from weft.engine.guide import Guide, TriggeredGuide
 from weft.sched.in_flight import InFlight
 from weft.sched.sequence import GenerateOp
@@ -44,6 +45,13 @@ ends the process: the deepest grammar of `MAX_GRAMMAR_BYTES` takes 55 MiB of it.
 COMPILING_THREADS = 3
 TENANT_COMPILING_THREADS = 2
 MOST_MASK_THREADS = 8
+MAX_GREEDY_BYTES = 32
+"""Of a token that is looked for in a text that the tokenizer cannot encode byte for byte: it bounds the time."""
+PREFIXES = ("", "\n", ".")
+"""Texts that may stand before a text to be encoded, so that the tokenizer adds no space to the text itself. None of
+them is part of a longer token in usual vocabularies of SentencePiece."""
+
+_log = logging.getLogger("weft.engine")
 
 Encode = Callable[[str], bytes]
 """From text to packed tokens, without special ones around them."""
@@ -144,7 +152,8 @@ class Grammars:
     def masks(self, step: Step, flight: InFlight) -> LateInputs:
         """The masks that the samplers of a launched step wait for, once the tokens of all steps before are known.
 
-        A sampler whose generation has ended meanwhile, or whose grammar does not hold yet, gets none.
+        A sampler whose generation has ended meanwhile, or whose grammar does not hold yet, gets none. A fault with one
+        mask fails the generation that it is for, at its next token, and no other.
         """
         if step.sampling is None:
             return LateInputs()
@@ -164,9 +173,13 @@ class Grammars:
         if matchers:
             self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, self._words * 4, len(masks))
         for (_, guide, sampling, tokens), mask in zip(masked, masks, strict=True):
-            if guide.digits is not None:
-                guide.digits.bound(mask)
-            guide.conflict = conflict(sampling, mask, tokens)
+            try:
+                if guide.digits is not None:
+                    guide.digits.bound(mask)
+                guide.conflict = conflict(sampling, mask, tokens)
+            except Exception as error:  # the other generations of the step go on
+                _log.exception("the mask of a grammar could not be made; its request fails")
+                guide.conflict = f"the grammar cannot be followed: {type(error).__name__}: {short(str(error))}"
         samplers = np.array([index for index, *_ in masked], np.int32)
         return LateInputs(samplers, masks, np.setdiff1d(waiting, samplers).astype(np.int32))
 
@@ -364,7 +377,11 @@ class Compiling:
 
 
 class _Vocabulary:
-    """Tokens as llguidance wants to see them."""
+    """Tokens as llguidance wants to see them.
+
+    It asks for the tokens of a text where a grammar leaves no other, and allows the first of them alone. So their bytes
+    must be the text's: a tokenizer that puts a space before a text (Llama 2) or normalizes it (NFC) answers otherwise.
+    """
 
     bos_token_id = None
 
@@ -373,9 +390,58 @@ class _Vocabulary:
         self.special_token_ids = sorted(special_ids)
         self.eos_token_id = eos_id
         self._encode = encode
+        self._specials = frozenset(self.special_token_ids)
+        self._prefix = next((prefix for prefix in PREFIXES if self._behind(prefix, "yes") is not None), None)
+        """The text to encode a text behind; None where none of them helps."""
 
     def __call__(self, text: str) -> list[int]:
-        return unpack_tokens(self._encode(text)).tolist()
+        found = None if self._prefix is None else self._behind(self._prefix, text)
+        return self._greedy(text.encode()) if found is None else found
+
+    def _behind(self, prefix: str, text: str) -> list[int] | None:
+        """The tokenizer's tokens of a text that stands behind a prefix; None unless their bytes are those of the
+        text."""
+        before = unpack_tokens(self._encode(prefix)).tolist() if prefix else []
+        tokens = unpack_tokens(self._encode(prefix + text)).tolist()
+        found = tokens[len(before) :]
+        if tokens[: len(before)] != before or not self._specials.isdisjoint(found):
+            return None
+        known = self.tokens
+        data = b"".join(known[token] for token in found if token < len(known))
+        return found if data == text.encode() else None
+
+    def _greedy(self, data: bytes) -> list[int]:
+        """The longest token at each place, up to the first byte that is no token."""
+        by_bytes, sizes = self._by_bytes
+        found, at = [], 0
+        while at < len(data):
+            token = None
+            for size in sizes.get(data[at : at + 2], ()):
+                token = by_bytes.get(data[at : at + size])
+                if token is not None:
+                    break
+            if token is None:
+                token, size = by_bytes.get(data[at : at + 1]), 1
+            if token is None:
+                break
+            found.append(token)
+            at += size
+        return found
+
+    @cached_property
+    def _by_bytes(self) -> tuple[dict[bytes, int], dict[bytes, list[int]]]:
+        """The tokens by their bytes; the sizes of those of two bytes and more by their first two bytes, longest first.
+        Of tokens with the same bytes it is the last: in SentencePiece the first is the one that stands for a byte."""
+        by_bytes = {
+            data: token
+            for token, data in enumerate(self.tokens)
+            if 0 < len(data) <= MAX_GREEDY_BYTES and token not in self._specials
+        }
+        sizes: dict[bytes, set[int]] = {}
+        for data in by_bytes:
+            if len(data) > 1:
+                sizes.setdefault(data[:2], set()).add(len(data))
+        return by_bytes, {head: sorted(found, reverse=True) for head, found in sizes.items()}
 
 
 def _guide_of(op: object) -> Guide | None:

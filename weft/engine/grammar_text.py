@@ -74,8 +74,9 @@ def compiled_grammar(grammar: Grammar, vocabulary: LLTokenizer, max_string_chars
 
 
 def check_grammar(grammar: Grammar) -> None:
-    """Raise `InvalidRequest` for a grammar that no engine can follow with any tokens, naming the place. Compiles
-    within the stack of the thread: not for grammars that may be nested without a bound."""
+    """Raise `InvalidRequest` for a caller's grammar that no engine can follow with any tokens, naming the place.
+    Compiles within the stack of the thread: not for grammars that may be nested without a bound."""
+    json_schema.refuse_options(grammar)
     compiled_grammar(grammar, _bytes_alone(), MAX_JSON_STRING_CHARS)
 
 
@@ -143,6 +144,8 @@ def _schema_error(schema: Any, path: str, compile_error: CompileError) -> str:
             return compile_error(_of_schema(json_schema.prepared(part, None)))
         except InvalidRequest as error:
             return error.message
+        except Exception as error:  # as in `compiled_grammar`
+            return str(error) or type(error).__name__
 
     place, message = json_schema.located(schema, error_of)
     if not message:

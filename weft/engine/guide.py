@@ -72,6 +72,8 @@ class TriggeredGuide(Guide):
         """Whether the marker has come, so that the grammar holds."""
         self._tail = b""
         """The end of the text that the next token is read together with."""
+        self._held: list[int] = []
+        """The last tokens: those that have bytes of the tail."""
         opening, closing = trigger.reasoning or ("", "")
         self._opening, self._closing = opening.encode(), closing.encode()
         self._state = "reasoning" if trigger.in_reasoning else "start" if opening else "free"
@@ -91,36 +93,62 @@ class TriggeredGuide(Guide):
         if self._is_open and self._active is not None:
             self._active.consume_token(token)
             return self._active.is_stopped() and self._end_of_match()
-        text = self._tail + (self._token_bytes[token] if token < len(self._token_bytes) else b"")
+        text = self._tail + self._bytes_of(token)
+        self._held.append(token)
         if self._state != "free":
             text = self._read_reasoning(text)
             if self._state != "free":
-                self._tail = text
+                self._keep(text)
                 return False
         return self._read_free(token, text)
 
     def _read_free(self, token: int, text: bytes) -> bool:
         """Look for the marker in the end of the free text, to which the token belongs."""
         at = text.find(self._marker)
-        held = len(self._marker) if at >= 0 else _num_held(text, self._marker)
-        self._tail = text[len(text) - held :] if held else b""
-        if not held:
+        self._keep(text[at:] if at >= 0 else text[len(text) - _num_held(text, self._marker) :])
+        if not self._tail:
             self._active = None
             return False
         if self._active is None:
-            self._active = self._matcher.deep_copy()
-        self._active.consume_token(token)
+            self._active = self._begun()
+        else:
+            self._active.consume_token(token)
         self._is_open = at >= 0
         if not self._is_open and self._active.is_error():
-            # Half a character in front of what may be the marker: the next token is free.
+            # No text of the grammar ends so: the next token is free.
             self._active = None
+            self._keep(b"")
         return self._is_open and self._active is not None and self._active.is_stopped() and self._end_of_match()
+
+    def _begun(self) -> LLMatcher:
+        """A matcher that has read the tail: the marker, or its beginning."""
+        matcher = self._matcher.deep_copy()
+        matcher.consume_tokens(self._held)
+        letters = [bytes([byte]) for byte in self._tail]
+        if matcher.is_error() and set(letters).issubset(self._token_bytes):
+            # Half a character stands in front of the tail, in the same token. It belongs to the free text.
+            matcher = self._matcher.deep_copy()
+            matcher.consume_tokens([self._token_bytes.index(letter) for letter in letters])
+        return matcher
+
+    def _keep(self, tail: bytes) -> None:
+        """Read the next token together with the tail."""
+        first, size = len(self._held), 0
+        while size < len(tail):
+            first -= 1
+            size += len(self._bytes_of(self._held[first]))
+        self._tail = tail
+        del self._held[:first]
+
+    def _bytes_of(self, token: int) -> bytes:
+        return self._token_bytes[token] if token < len(self._token_bytes) else b""
 
     def _end_of_match(self) -> bool:
         """The text is free again, or over: says which."""
         if self._active is not None and self._active.is_error():
             return False
-        self._is_open, self._tail = False, b""
+        self._is_open = False
+        self._keep(b"")
         if self._repeats:
             self._active = None
         return not self._repeats
@@ -128,10 +156,10 @@ class TriggeredGuide(Guide):
     def _read_reasoning(self, text: bytes) -> bytes:
         """Where reasoning begins and ends; what of the text has to be read again with the next token."""
         if self._state == "start":
-            begun = text.lstrip(_BLANK)
-            if begun.startswith(self._opening):
-                self._state, text = "reasoning", begun[len(self._opening) :]
-            elif not self._opening.startswith(begun):
+            text = text.lstrip(_BLANK)
+            if text.startswith(self._opening):
+                self._state, text = "reasoning", text[len(self._opening) :]
+            elif not self._opening.startswith(text):
                 self._state = "free"
                 return text
             else:

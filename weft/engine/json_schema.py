@@ -3,7 +3,8 @@
 Owns what differs: numbers that the library would round or that end its process, `format` as an annotation, the length
 of strings and of names, white space, and how an error names the place in the schema. A schema may have options of its
 own under `x-guidance`, the library's key, at its top: those of the library, `max_string_chars` (null: no limit) and
-`path`, the name of the schema in errors.
+`path`, the name of the schema in errors. Weft writes them; `refuse_options` refuses those of requests and programs,
+which could otherwise switch off the limits of the engine's configuration.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 from weft.abi.errors import InvalidRequest
+from weft.core.grammar import Grammar
 
 MAX_DEPTH = 100
 MAX_LOCATED = 200
@@ -28,6 +30,10 @@ MAX_NUMBER = 1e15
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """At most one space behind a comma or a colon, and no other white space."""
 OPTIONS = "x-guidance"
+NO_OPTIONS = (
+    f'"{OPTIONS}" cannot be set in a JSON schema; leave it out. The length of a string is set by maxLength, and white '
+    "space by fields of the request"
+)
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
@@ -74,6 +80,8 @@ def prepared(schema: Any, max_string_chars: int | None, *, limits_untyped: bool 
     limit = limit_of(schema, max_string_chars)
     options.pop("max_string_chars", None)
     path = options.pop("path", "")
+    if not isinstance(path, str):
+        raise InvalidRequest(f"{OPTIONS}.path must be a string, got {path!r:.60}", "grammar")
     body = {key: value for key, value in schema.items() if key != OPTIONS}
     return {OPTIONS: options or COMPACT, **_Walk(limit, path, limits_untyped).root(body)}
 
@@ -95,6 +103,22 @@ def blocks(text: str) -> list[SchemaBlock]:
         options = schema.get(OPTIONS) if isinstance(schema, dict) else None
         found.append(SchemaBlock(schema, options.get("path", "") if isinstance(options, dict) else ""))
     return found
+
+
+def refuse_options(grammar: Grammar) -> None:
+    """Raise `InvalidRequest` for a grammar that sets options of its own in a JSON schema."""
+    # A key that is not written as it is has an escape.
+    if grammar.kind == "regex" or not (f'"{OPTIONS}"' in grammar.text or "\\u" in grammar.text):
+        return
+    if grammar.kind == "lark":
+        schemas = [block.schema for block in blocks(grammar.text)]
+    else:
+        try:
+            schemas = [json.loads(grammar.text)]
+        except (ValueError, RecursionError):
+            return  # refused when it is compiled
+    if any(isinstance(schema, dict) and OPTIONS in schema for schema in schemas):
+        raise InvalidRequest(NO_OPTIONS, "grammar")
 
 
 def located(schema: Any, compile_error: Callable[[Any], str]) -> tuple[str, str]:
@@ -160,7 +184,8 @@ class _Walk:
         self._check_type(value, at)
         for key in ("const", "enum"):
             self._check_literal(value.get(key), (*at, key), 0)
-        if value.get("format") not in FORMATS:
+        known = value.get("format")
+        if not isinstance(known, str) or known not in FORMATS:
             result.pop("format", None)
         self._bound_numbers(result, at)
         if self._limit and not any(key in result for key in _FIXES_VALUE):
@@ -256,9 +281,16 @@ def _other_names(listed: list[str], limit: int) -> str:
 
 
 def limit_of(schema: Any, max_string_chars: int | None) -> int | None:
-    """The limit of a schema's strings and of the digits of its numbers: its own option, else `max_string_chars`."""
+    """The limit of a schema's strings and of the digits of its numbers: its own option, else `max_string_chars`. Raises
+    `InvalidRequest` for an option that is no limit."""
     options = schema.get(OPTIONS) if isinstance(schema, dict) else None
-    return options.get("max_string_chars", max_string_chars) if isinstance(options, dict) else max_string_chars
+    limit = options.get("max_string_chars", max_string_chars) if isinstance(options, dict) else max_string_chars
+    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0):
+        return limit
+    raise InvalidRequest(
+        f"{OPTIONS}.max_string_chars must be an integer that is not negative, or null for no limit; got {limit!r:.60}",
+        "grammar",
+    )
 
 
 def _least_length(schema: dict[str, Any]) -> int:

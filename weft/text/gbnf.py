@@ -136,7 +136,8 @@ class _Scanner:
         chars: list[str] = []
         while (char := self._char('"'))[0]:
             chars.append(char[0])
-        return json.dumps("".join(chars), ensure_ascii=False)
+        # JSON writes U+007F as it is; literals of Lark take no control characters.
+        return json.dumps("".join(chars), ensure_ascii=False).replace("\x7f", "\\u007f")
 
     def _class(self) -> str:
         """The regular expression of a character class, after its opening bracket."""

@@ -28,6 +28,7 @@ from weft.workflow.graph.answer_schemas import MAX_CHECKED_LEVELS, answer_schema
         ),
         ({"properties": {"a": {"type": "string", "pattern": "(?=x)"}}}, "properties.a: "),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "no JSON value can satisfy it"),
+        ({"type": "string", "x-guidance": {"max_string_chars": None}}, '"x-guidance" cannot be set in a JSON schema'),
         ({"const": object()}, "it is not JSON"),
         ({"$ref": "#/$defs/no"}, "$ref names #/$defs/no, which does not exist"),
     ],

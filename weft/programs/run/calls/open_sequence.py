@@ -25,7 +25,7 @@ class GenerateSpec(msgspec.Struct, frozen=True):
     grammar: Grammar | None
 
 
-class Refusal(NamedTuple):
+class RefusedAppend(NamedTuple):
     """An append that the host has refused. What the program has put on the sequence before it took the error is refused
     too: it would be of another prompt."""
 
@@ -44,7 +44,7 @@ class OpenSequence:
         self.quota = quota
         self.num_settled = num_settled
         """Tokens that it had when its last operation ended, or when it was forked: their KV is found for no prompt."""
-        self.refusal: Refusal | None = None
+        self.refusal: RefusedAppend | None = None
         """Of the last append that was refused."""
 
     def truncate(self, num_tokens: int) -> None:

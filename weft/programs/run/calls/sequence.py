@@ -24,7 +24,7 @@ from weft.programs.operations import Report
 from weft.programs.quota.page_quota import PageQuota
 from weft.programs.run.calls.call_kinds import answer_by_operation
 from weft.programs.run.calls.generation import GenerationCall, packed_logprobs
-from weft.programs.run.calls.open_sequence import GenerateSpec, OpenSequence, Refusal, SequenceUsage
+from weft.programs.run.calls.open_sequence import GenerateSpec, OpenSequence, RefusedAppend, SequenceUsage
 from weft.programs.run.calls.sampling import MAX_REMEMBERED_BYTES, MAX_SPEC_BYTES, GrammarArgs, sampling_of
 from weft.programs.run.calls.tokenize import check_tokens
 from weft.programs.run.calls.view import UNREADABLE, RunView, check_size
@@ -198,7 +198,7 @@ class SequenceCalls:
                 )
             known.quota.grow(count)
         except WeftError as error:
-            known.refusal = Refusal(error, self._calls.num_takes)
+            known.refusal = RefusedAppend(error, self._calls.num_takes)
             raise
         self._view.budget.spend("tokens", count)
         self.usage.prompt_tokens += count
