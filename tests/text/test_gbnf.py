@@ -76,6 +76,7 @@ def matched(pattern: str, alphabet: str) -> set[str]:
         ('root ::= aB a-b a_b a-B\naB ::= "1"\na-b ::= "2"\na_b ::= "3"\na-B::="4"', "1234", "1234"),
         ('root ::= "::=" | "a/b" | "[x]"', r"::=|a/b|\[x\]", ":=a/b[x]"),
         ('root ::= ""', "", "a"),
+        ('root ::= "\\x7F" [\\x7F]?', "\x7f{1,2}", "\x7fa"),
     ],
 )  # fmt: skip
 def test_the_language_is_the_one_that_is_meant(rules: str, pattern: str, alphabet: str) -> None:
