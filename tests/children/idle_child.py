@@ -14,6 +14,6 @@ def main(address: str) -> int:
     if how == "end":
         return 7
     stopped = threading.Event()
-    call_when_stdin_closes(stopped.set)
+    call_when_stdin_closes(stopped.set, address)
     stopped.wait()
     return 0

@@ -36,3 +36,19 @@ def test_answers_are_matched_by_number_and_end_with_the_engine() -> None:
         assert not tracker._queries
 
     asyncio.run(main())
+
+
+def test_a_task_that_gives_up_waiting_for_an_engine_leaves_nothing() -> None:
+    async def main() -> None:
+        tracker = RequestTracker(lambda commands: None)
+        leaving, staying = (asyncio.create_task(tracker.until_ready()) for _ in range(2))
+        await asyncio.sleep(0)
+        assert len(tracker._arrivals) == 2
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert len(tracker._arrivals) == 1
+        tracker.begin(DEFAULT_INFO)
+        assert await staying is DEFAULT_INFO
+        assert not tracker._arrivals
+
+    asyncio.run(main())

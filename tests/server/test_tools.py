@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import openai
 import pytest
 
 from tests.server.conftest import MODEL, RunningServer, ids, running, sse
+from tests.tokenizers.templates import BRACKETS
 from weft.core.grammar import Grammar
 from weft.core.wire import Generate
 from weft.endpoints.dialect import Dialect
@@ -420,6 +422,28 @@ def test_markers_that_are_special_tokens_are_seen() -> None:
         assert f"calls: <[{marker}]> " in grammar_of(server).text
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_template_with_ids_of_nine_characters_gets_such_ids(is_streamed: bool) -> None:
+    calls = json.dumps([{"name": name, "arguments": {}} for name in ("weather", "now")])
+    with running(tokenizer=byte_tokenizer(BRACKETS.replace("[CALLS]", "[TOOL_CALLS]"))) as server:
+        answer = create(server, f"[TOOL_CALLS]{calls}", stream=is_streamed)
+        told = streamed(answer)[0].ids if is_streamed else [call.id for call in answer.choices[0].message.tool_calls]
+        assert [bool(re.fullmatch("[a-zA-Z0-9]{9}", id)) for id in told] == [True, True]
+        assert len(set(told)) == 2
+        messages = [
+            *MESSAGES,
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+                    for id, name in zip(told, ("weather", "now"), strict=True)
+                ],
+            },
+            *[{"role": "tool", "tool_call_id": id, "content": "fine"} for id in told],
+        ]
+        assert create(server, "Fine.", messages=messages).choices[0].message.content == "Fine."
+
+
 # ---- reasoning
 
 
@@ -435,6 +459,18 @@ def test_reasoning_is_told_apart() -> None:
         assert stream.calls == called(choice.message)
         (unfinished,) = create(server, text, max_tokens=4, tools=[]).choices
         assert (unfinished.message.reasoning_content, unfinished.message.content) == ("Oslo", None)
+
+
+def test_reasoning_that_the_last_message_has_begun_goes_on() -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "<think>\nLet me"}]
+    fields = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    text = f" look.\n</think>\n\nIt rains. {WEATHER}"
+    with running(tokenizer=byte_tokenizer(THINKS), tool_call_parser="hermes") as server:
+        (choice,) = create(server, text, extra_body=fields).choices
+        assert (choice.message.reasoning_content, choice.message.content) == (" look.", "It rains. ")
+        assert called(choice.message) == [("weather", '{"city": "Oslo", "days": 2}')]
+        (stream,) = streamed(create(server, text, stream=True, extra_body=fields))
+        assert (stream.reasoning, stream.content) == (" look.", "It rains. ")
 
 
 def test_grammars_begin_after_reasoning() -> None:

@@ -18,11 +18,16 @@ from tests.server.test_programs import assert_no_runs, upload
 from tests.server.test_workflow_restart import on, settled
 from tests.server.test_workflow_runs import ALICE, BOB, create, start
 from tests.workflow.shapes import Json, body, graph, llm, mapped
+from weft.abi.errors import Overloaded, ProgramFailed
 from weft.config import ProgramsConfig
-from weft.programs.registry import Registry
+from weft.programs.quota.limits import Limits
+from weft.programs.registry import Code, Registry
+from weft.programs.run.runs import Run, RunSpec
+from weft.programs.types import Caller
 from weft.server.programs import ServedPrograms
 from weft.server.workflow_programs import ServedProgramRunner
 from weft.store.database import FILE
+from weft.workflow.service.programs import ProgramCall
 
 ADD = "async def main(args):\n    return sum(args['numbers'])\n"
 SHOUT = "async def main(args):\n    return args['text'].upper() + '!'\n"
@@ -230,6 +235,33 @@ def test_sources_that_were_checked_are_not_kept() -> None:
         await runner.check("t", None, text, None)
         assert sys.getrefcount(text) == before
         await programs.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_only_a_program_of_which_nothing_has_run_counts_as_refused(has_run: bool) -> None:
+    """A workflow tries a refused program again."""
+
+    class Programs:
+        def limits(self, given: Json) -> Limits:
+            return Limits()
+
+        async def inline_code(self, tenant: str, source: str) -> Code:
+            return Code(kind="python", content=source.encode(), hash="")
+
+        async def launch(self, spec: RunSpec, caller: Caller) -> Run:
+            run = Run(spec, caller.tenant)
+            if has_run:
+                run.start()
+            run.fail(Overloaded("the program says too much"))
+            return run
+
+    async def test() -> None:
+        model = SimpleNamespace(names=["m"])
+        runner = ServedProgramRunner(Programs(), SimpleNamespace(usable=lambda name: model))
+        with pytest.raises(ProgramFailed if has_run else Overloaded, match="the program says too much"):
+            await runner.run(ProgramCall("t", None, ADD, {}, "r"))
 
     asyncio.run(test())
 

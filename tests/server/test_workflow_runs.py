@@ -21,11 +21,14 @@ from tests.workflow.shapes import Json, function, graph, llm, mapped, text
 from tests.workflow.shapes import body as body_of
 from weft.abi.errors import InvalidRequest
 from weft.config import WorkflowsConfig
+from weft.server import workflow_events
 from weft.store.database import Database
+from weft.store.served_runs import NumberedResult
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
 from weft.workflow.run.clock import RunClock
 from weft.workflow.run.planning import RunPlanner
 from weft.workflow.service.execution import RunExecution
+from weft.workflow.service.live_run import WorkflowRun
 from weft.workflow.service.service import WorkflowService
 
 ALICE, BOB = ({"authorization": f"Bearer {key}"} for key in "ab")
@@ -314,6 +317,27 @@ def test_a_large_run_is_read_in_pages(client: httpx.Client) -> None:
     assert {each["row"]: each["outputs"]["out"] for each in found} == {n: f"<{n}>" for n in range(2500)}
     streamed = events(client.get(f"/v1/runs/{run['id']}/events").text)
     assert [event["row"] for _, event in streamed if event["type"] == "row"] == found
+
+
+def test_a_run_that_is_deleted_under_its_reader_ends_the_stream_with_an_error(
+    shared: RunningServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(client, PLAIN)["id"]
+    runs = shared.service.workflows.runs
+    results = runs.results
+
+    async def deleted_after_the_first_page(run: WorkflowRun, after: int, limit: int) -> list[NumberedResult]:
+        if after:
+            await runs.delete(run.record.tenant, run.id)
+        return await results(run, after, limit)
+
+    monkeypatch.setattr(runs, "results", deleted_after_the_first_page)
+    monkeypatch.setattr(workflow_events, "DEFAULT_PAGE", 2)
+    sent = [line.partition("data: ")[2] for line in client.get(f"/v1/runs/{run}/events").text.split("\n\n") if line]
+    told = [json.loads(data) for data in sent]
+    assert [each.get("type") for each in told] == ["run", "row", "row", "progress", None]
+    assert told[-1]["error"]["code"] == "run_not_found"
+    assert "behind number 2" in told[-1]["error"]["message"]
 
 
 # ---- idempotency

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.sdk.help import content, cut, parsed, reasoning
 from weft.text.deltas import Content, Reasoning
-from weft.text.reasoning import ReasoningParser
+from weft.text.reasoning import ReasoningParser, is_unfinished
 
 PIECES = ("<think>", "</think>", "<", "</", "think>", " ", "\n", "x")
 texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=10).map("".join)
@@ -55,3 +55,24 @@ def test_it_streams() -> None:
     assert parser.push("\n</th") == []
     assert parser.push("ink>\n\n") == []
     assert parser.push("Hi ") == [Content("Hi ")]
+
+
+def test_reasoning_that_has_begun_keeps_its_first_white_space() -> None:
+    text = " think\n</think>\n\nHi"
+    assert parsed(ReasoningParser(opened=True, begun=True), text) == [Reasoning(" think"), Content("Hi")]
+    assert parsed(ReasoningParser(opened=True), text) == [Reasoning("think"), Content("Hi")]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("<think>\nLet me", True),
+        ("<think>", True),
+        ("<think>a</think>b<think>c", True),
+        ("<think>a</think>", False),
+        ("a</think>b", False),
+        ("", False),
+    ],
+)
+def test_a_message_may_end_inside_reasoning(message: str, expected: bool) -> None:
+    assert is_unfinished(message) is expected

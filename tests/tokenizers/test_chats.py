@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 
 from tests.programs.help import tokenizer_with
-from tests.tokenizers.templates import HEADERS
+from tests.tokenizers.templates import BRACKETS, HEADERS
 from weft.abi.errors import InvalidRequest, Unsupported
 from weft.core.ids import TOKEN_BYTES, unpack_tokens
 from weft.testing.byte_tokenizer import byte_tokenizer
@@ -83,6 +84,27 @@ def test_a_chat_goes_on_after_a_call_with_odd_arguments(arguments: str, template
     assert text == (as_json if "tojson" in template else as_mapping)
 
 
+@pytest.mark.parametrize("arguments", ['{"a": 1}', "[]"])
+def test_ids_that_a_template_refuses_become_short_ones(arguments: str) -> None:
+    ids = ["call_0123456789abcdef01234567", "abc-efghi", "abcdefghi"]
+    messages = [
+        *TALK,
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": id, "function": {"name": "f", "arguments": arguments}} for id in ids],
+        },
+        *[{"role": "tool", "tool_call_id": id, "content": "1"} for id in reversed(ids)],
+    ]
+    text = render(ChatPrompt(messages=messages, chat_template=BRACKETS), PLAIN)
+    of_calls = re.findall('"id": "(.*?)"', text)
+    assert [bool(re.fullmatch("[a-zA-Z0-9]{9}", id)) for id in of_calls] == [True, True, True]
+    assert of_calls[2] == "abcdefghi"
+    assert len(set(of_calls)) == 3
+    assert re.findall('"call_id": "(.*?)"', text) == of_calls[::-1]
+    as_given = "{{ messages[1].tool_calls[0].id }}"
+    assert render(ChatPrompt(messages=messages, chat_template=as_given), PLAIN) == ids[0]
+
+
 def test_a_template_that_refuses_for_another_reason_says_it() -> None:
     call = {"function": {"name": "f", "arguments": "null"}}
     chat = ChatPrompt(
@@ -96,6 +118,28 @@ def test_a_template_that_refuses_for_another_reason_says_it() -> None:
 def test_a_prompt_may_open_the_reasoning(end: str, opens: bool) -> None:
     chat = ChatPrompt(messages=TALK, chat_template="{{ messages[0].content }}" + end)
     assert asyncio.run(encode(chat, byte_tokenizer(None))).opens_reasoning is opens
+
+
+@pytest.mark.parametrize(
+    ("role", "content", "expected"),
+    [
+        ("assistant", "<think>\nLet me", (True, True)),
+        ("assistant", [{"type": "text", "text": "<think>"}, {"type": "text", "text": "Let me"}], (True, True)),
+        ("assistant", "<think>\n", (True, False)),
+        ("assistant", "<think>\nLet me</think>\nHi", (False, False)),
+        ("assistant", "Hi", (False, False)),
+        ("user", "What is <think> for", (False, False)),
+    ],
+)
+def test_a_continued_message_may_be_in_the_middle_of_reasoning(
+    role: str, content: object, expected: tuple[bool, bool]
+) -> None:
+    messages = [{"role": "user", "content": "Write <think>."}, {"role": role, "content": content}]
+    chat = ChatPrompt(messages=messages, add_generation_prompt=False, continue_final_message=True)
+    encoded = asyncio.run(encode(chat, byte_tokenizer()))
+    assert (encoded.opens_reasoning, encoded.continues_reasoning) == expected
+    whole = ChatPrompt(messages=messages, add_generation_prompt=False)
+    assert not asyncio.run(encode(whole, byte_tokenizer())).opens_reasoning
 
 
 def test_a_template_of_the_request() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -28,12 +29,15 @@ def ignore_group_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def call_when_stdin_closes(stop: Callable[[], object]) -> None:
-    """Call `stop` on a thread when stdin closes, and end the process if it still runs `STOP_GRACE_S` seconds later."""
+def call_when_stdin_closes(stop: Callable[[], object], address: str) -> None:
+    """When stdin closes, remove the folder of the socket at the address and call `stop`, on a thread; end the process
+    if it still runs `STOP_GRACE_S` seconds later. The front, which made the folder, may have been killed."""
+    folder = Path(address.removeprefix("ipc://")).parent
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 1024):
             pass
+        shutil.rmtree(folder, ignore_errors=True)
         stop()
         time.sleep(STOP_GRACE_S)
         os._exit(1)

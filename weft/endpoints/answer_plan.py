@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from weft.abi.errors import InvalidRequest
@@ -43,9 +44,10 @@ class AnswerPlan(NamedTuple):
         """The request's field that errors about the grammar name."""
         return "tools" if self.constraint is None else self.constraint.param
 
-    def form(self, *, opened: bool) -> AnswerForm:
-        """The form of the answers to a prompt. `opened`: the prompt ends inside the model's reasoning."""
-        reading = self._reading(opened)
+    def form(self, *, opened: bool, begun: bool) -> AnswerForm:
+        """The form of the answers to a prompt. `opened`: the prompt ends inside the model's reasoning; `begun`: behind
+        a part of its text."""
+        reading = replace(self._reading(opened), reasoning_begun=begun)
         return AnswerForm(
             reading,
             self._grammar(opened),

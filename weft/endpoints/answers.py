@@ -6,6 +6,7 @@ Owns the ids of calls to which the model gave none.
 from __future__ import annotations
 
 import secrets
+import string
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -24,6 +25,9 @@ from weft.endpoints.schemas.chat import (
 )
 from weft.text.answers import AnswerParser
 from weft.text.deltas import CallArguments, CallStart, Content, Delta, Reasoning
+from weft.tokenizers.messages import SHORT_ID_LENGTH
+
+_SHORT_ID_CHARS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class Reading:
     hold: bool = True
     """Whether a call is returned only once it is complete. Not needed where a grammar constrains the calls and only the
     length limit can cut them."""
+    reasoning_begun: bool = False
+    """Whether the prompt ends in the middle of the reasoning, behind a part of its text."""
 
     def parser(self) -> AnswerParser:
         """Create a parser for the text of one choice."""
@@ -48,10 +54,18 @@ class Reading:
             self.dialect.tool_form if self.calls else None,
             reasoning=self.dialect.reasoning,
             opened=self.reasoning_opened,
+            begun=self.reasoning_begun,
             names=self.names,
             hold=self.hold,
             only_one=self.only_one,
         )
+
+    def new_call_id(self) -> str:
+        """A new id of a call, in the form that the model's chat template accepts: Mistral's templates refuse any id but
+        one of `SHORT_ID_LENGTH` letters and digits."""
+        if self.dialect.tool_form == "mistral":
+            return "".join(secrets.choice(_SHORT_ID_CHARS) for _ in range(SHORT_ID_LENGTH))
+        return "call_" + secrets.token_hex(12)
 
 
 class ToolsCalled:
@@ -100,21 +114,16 @@ def finish_of(parser: AnswerParser, reason: FinishReason) -> AnswerFinish:
 def read_answer(text: str, reason: FinishReason, reading: Reading) -> tuple[ChatMessage, AnswerFinish]:
     """The message and the `finish_reason` of a complete choice."""
     parser = reading.parser()
-    message = message_of([*parser.push(text), *ended(parser, reason)])
+    message = message_of([*parser.push(text), *ended(parser, reason)], reading)
     return message, finish_of(parser, reason)
 
 
-def new_call_id() -> str:
-    """A new id, unique among all calls."""
-    return "call_" + secrets.token_hex(12)
-
-
-def with_call_id(delta: Delta) -> Delta:
+def with_call_id(delta: Delta, reading: Reading) -> Delta:
     """The delta; the start of a call has an id, a new one if the model gave it none."""
-    return replace(delta, id=new_call_id()) if isinstance(delta, CallStart) and not delta.id else delta
+    return replace(delta, id=reading.new_call_id()) if isinstance(delta, CallStart) and not delta.id else delta
 
 
-def chat_delta(delta: Delta) -> ChatDelta:
+def chat_delta(delta: Delta, reading: Reading) -> ChatDelta:
     """A delta in the form of a stream's events."""
     if isinstance(delta, Content):  # `match` takes several times as long, for every token
         return ChatDelta(content=delta.text)
@@ -123,13 +132,13 @@ def chat_delta(delta: Delta) -> ChatDelta:
             return ChatDelta(reasoning_content=text)
         case CallStart(index, name, call_id):
             function = FunctionDelta(name=name, arguments="")
-            call = ToolCallDelta(index=index, id=call_id or new_call_id(), type="function", function=function)
+            call = ToolCallDelta(index=index, id=call_id or reading.new_call_id(), type="function", function=function)
             return ChatDelta(tool_calls=[call])
         case CallArguments(index, text):
             return ChatDelta(tool_calls=[ToolCallDelta(index=index, function=FunctionDelta(arguments=text))])
 
 
-def message_of(deltas: list[Delta]) -> ChatMessage:
+def message_of(deltas: list[Delta], reading: Reading) -> ChatMessage:
     """The assistant's message from all its deltas."""
     content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
     reasoning = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
@@ -139,7 +148,7 @@ def message_of(deltas: list[Delta]) -> ChatMessage:
             arguments.setdefault(delta.index, []).append(delta.text)
     calls = [
         ChatToolCall(
-            id=delta.id or new_call_id(),
+            id=delta.id or reading.new_call_id(),
             function=FunctionCall(delta.name, "".join(arguments.get(delta.index, ()))),
         )
         for delta in deltas

@@ -52,7 +52,7 @@ async def create(
     )
     tokens = fit.packed(prompt.tokens)
     record.mark("tokenized")
-    form = plan.form(opened=prompt.opens_reasoning)
+    form = plan.form(opened=prompt.opens_reasoning, begun=prompt.continues_reasoning)
     args = _args(body, model, tokens, form, max_tokens, logprobs)
     most_tokens = bounded_tokens(
         model,
@@ -78,7 +78,7 @@ async def create(
             model.tokenizer.bytes_of,
             logprobs=body.logprobs,
             prompt_token_ids=prompt_ids if body.return_token_ids else None,
-            new_parser=form.reading.parser,
+            reading=form.reading,
         )
         return streamed(chunks, writer, observer, record.tenant)
     gathered = await gather(observer.watch(chunks), num_prompts=1, n=body.n)

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from weft.core.wire import TokenLogprobs
-from weft.endpoints.answers import chat_delta, ended, finish_of
+from weft.endpoints.answers import Reading, chat_delta, ended, finish_of
 from weft.endpoints.generate import INLINE_DETAILS, Head
 from weft.endpoints.logprobs import CompletionLogprobsWriter, TokenBytes, chat_logprobs, finite
 from weft.endpoints.observe import Observer
@@ -78,7 +78,7 @@ class _Usage:
 
 
 class ChatWriter:
-    """Events of `/v1/chat/completions`. `new_parser` creates the parser of a choice's text."""
+    """Events of `/v1/chat/completions`. `reading` says how the text of a choice is parsed."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class ChatWriter:
         *,
         logprobs: bool,
         prompt_token_ids: list[int] | None,
-        new_parser: Callable[[], AnswerParser],
+        reading: Reading,
     ):
         self._head = head
         self._usage = _Usage(options, observer)
         self._observer = observer
-        self._new_parser = new_parser
+        self._reading = reading
         self._parsers: dict[int, AnswerParser] = {}
         self._token_bytes = token_bytes
         self._logprobs = logprobs
@@ -107,7 +107,7 @@ class ChatWriter:
         events = []
         parser = self._parsers.get(chunk.index)
         if parser is None:
-            parser = self._parsers[chunk.index] = self._new_parser()
+            parser = self._parsers[chunk.index] = self._reading.parser()
             # The role is sent with the first chunk and not earlier: until then an error can still set the HTTP status.
             delta = ChatDelta(role="assistant", content="")
             role = ChatChunkChoice(index=chunk.index, delta=delta)
@@ -146,7 +146,9 @@ class ChatWriter:
             if self._token_ids:
                 token_ids = list(chunk.tokens)
         for delta in found:
-            choice = ChatChunkChoice(index=chunk.index, delta=chat_delta(delta), logprobs=logprobs, token_ids=token_ids)
+            choice = ChatChunkChoice(
+                index=chunk.index, delta=chat_delta(delta, self._reading), logprobs=logprobs, token_ids=token_ids
+            )
             events.append(self._chunk([choice], self._usage.of_event()))
             logprobs, token_ids = None, UNSET
 

@@ -8,10 +8,8 @@ ends when its stdin closes, and then removes the folder of the socket: the proce
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -147,13 +145,7 @@ def main(address: str) -> int:
     args = msgspec.json.decode(sys.stdin.buffer.readline(), type=LaunchArgs)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     mailbox = ZmqMailbox(address)
-    folder = Path(address.removeprefix("ipc://")).parent
-
-    def stop() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        mailbox.stop()
-
-    call_when_stdin_closes(stop)
+    call_when_stdin_closes(mailbox.stop, address)
     startup = _Startup(mailbox)
     startup.early += mailbox.receive(10.0)  # the parent's Hello, so that it hears of progress
     try:

@@ -89,7 +89,12 @@ class RequestTracker:
             raise EngineDead(self._dead.message)
         arrival: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._arrivals.append(arrival)
-        return await arrival
+        try:
+            return await arrival
+        finally:
+            # A task that gives up waiting leaves nothing. `begin` and `close` have taken the future out already.
+            if arrival in self._arrivals:
+                self._arrivals.remove(arrival)
 
     def send(self, commands: Sequence[Command]) -> None:
         """Send commands as one message. Raises `EngineDead` while there is no engine."""

@@ -76,7 +76,7 @@ class ChatPlan(NamedTuple):
                 **self.template.get("template_kwargs", {}),
             }
         prompt = await chats.encode(ChatPrompt(messages=messages, tools=body.tools or None, **options), tokenizer)
-        form = self.answers.form(opened=prompt.opens_reasoning)
+        form = self.answers.form(opened=prompt.opens_reasoning, begun=prompt.continues_reasoning)
         # A grammar of the caller's holds the whole text, as it does for prompts.
         args = replace(
             self.args,

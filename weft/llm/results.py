@@ -174,6 +174,7 @@ class _StreamedAnswer:
     """One answer so far."""
 
     def __init__(self, reading: Reading):
+        self._reading = reading
         self._parser = reading.parser()
         self._deltas: list[Delta] = []
 
@@ -185,19 +186,19 @@ class _StreamedAnswer:
             deltas = joined([*deltas, *ended(self._parser, chunk.finish_reason)])
             finish_reason = finish_of(self._parser, chunk.finish_reason)
         # Here, so that a call has the same id in its delta and in the message.
-        deltas = [with_call_id(delta) for delta in deltas]
+        deltas = [with_call_id(delta, self._reading) for delta in deltas]
         self._deltas += deltas
         return AnswerChunk(
             index=chunk.index,
             text=chunk.text,
-            deltas=[msgspec.to_builtins(chat_delta(delta)) for delta in deltas],
+            deltas=[msgspec.to_builtins(chat_delta(delta, self._reading)) for delta in deltas],
             tokens=chunk.tokens,
             logprobs=chunk.logprobs,
             finish_reason=finish_reason,
             stop=chunk.stop,
             usage=chunk.usage,
             prompt_logprobs=chunk.prompt_logprobs,
-            message=None if finish_reason is None else _message(message_of(self._deltas)),
+            message=None if finish_reason is None else _message(message_of(self._deltas, self._reading)),
         )
 
 

@@ -14,12 +14,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
+from weft.abi.errors import UnknownRun
 from weft.server.errors import ClientGone
 from weft.server.guard import GONE
 from weft.server.schemas.workflows import DEFAULT_PAGE, TextPiece, WorkflowEvent
 from weft.server.sse import DONE, EventStream
 from weft.server.state import Service
 from weft.server.workflow_cards import numbered, started_card, wait_card, workflow_run_card
+from weft.store.served_runs import NumberedResult
 from weft.workflow.actuals import RunCounts
 from weft.workflow.run.feed import FeedReader, RunFeed, TextDelta
 from weft.workflow.service.live_run import WorkflowRun
@@ -64,14 +66,22 @@ class WorkflowStream(EventStream):
         while True:
             changes, record = self._run.changes(), self._run.record
             lines = [self._news()]
+            results: list[NumberedResult] = []
             if record.counts.rows > self._last:
-                for number, result in await self._runs.results(self._run, self._last, DEFAULT_PAGE):
+                results = await self._runs.results(self._run, self._last, DEFAULT_PAGE)
+                if not results and record.ended:
+                    raise UnknownRun(
+                        f"The run {self._run.id} was deleted while its events were read; its results behind number "
+                        f"{self._last} are gone.",
+                        "run",
+                    )
+                for number, result in results:
                     lines.append(self._rest(number, result))
                     self._last = number
                     lines.append(self._line(WorkflowEvent(type="row", row=msgspec.Raw(numbered(number, result)))))
             lines += [self._waits(), self._progress(has_results=any(lines))]
             await self._send(send, b"".join(lines))
-            if record.counts.rows > self._last:
+            if results and record.counts.rows > self._last:
                 continue
             if record.ended:
                 break

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from weft.abi.errors import WeftError
+from weft.abi.errors import Overloaded, ProgramFailed, WeftError
 from weft.endpoints.models import Models
 from weft.endpoints.record import namespace_of, trace_id
 from weft.programs.registry import Code
@@ -55,7 +55,11 @@ class ServedProgramRunner:
             run.cancel("the workflow that ran it ended")
             raise
         if record.error is not None:
-            raise record.error.error()
+            error = record.error.error()
+            if isinstance(error, Overloaded) and record.started_s is not None:
+                # A workflow tries `Overloaded` again, because nothing of the program has run. A part of this one has.
+                raise ProgramFailed(error.message)
+            raise error
         if run.result is None:
             raise WeftError(f"the run {run.id} ended as {record.status}, without a result")
         return msgspec.json.decode(run.result)

@@ -13,7 +13,7 @@ class AnswerParser:
     """Splits one answer into deltas.
 
     `form` is the format of calls, a key of `PARSERS`, or None: calls are content. `reasoning`: the answer may
-    begin with reasoning; `opened`: the prompt already ends with its opening tag. `names` and `hold` are those of
+    begin with reasoning; `opened` and `begun` are those of `ReasoningParser`, `names` and `hold` those of
     `ToolCallParser`. With `only_one`, calls after the first are dropped.
     """
 
@@ -23,11 +23,12 @@ class AnswerParser:
         *,
         reasoning: bool,
         opened: bool = False,
+        begun: bool = False,
         names: Collection[str] | None = None,
         hold: bool = False,
         only_one: bool = False,
     ):
-        self._reasoning = ReasoningParser(opened=opened) if reasoning else None
+        self._reasoning = ReasoningParser(opened=opened, begun=begun) if reasoning else None
         self._calls: ToolCallParser | None = None if form is None else PARSERS[form](names, hold=hold)
         self._only_one = only_one
         self.num_calls = 0

@@ -17,14 +17,20 @@ def is_open(prompt: str) -> bool:
     return prompt.rstrip().endswith(OPEN)
 
 
-class ReasoningParser:
-    """Splits one answer into reasoning and content. `opened`: the prompt already ends with the opening tag."""
+def is_unfinished(message: str) -> bool:
+    """Whether a message that the model is to continue ends inside its reasoning, at its beginning or further on."""
+    return message.rfind(OPEN) > message.rfind(CLOSE)
 
-    def __init__(self, *, opened: bool = False):
+
+class ReasoningParser:
+    """Splits one answer into reasoning and content. `opened`: the prompt already has the opening tag; `begun`: and a
+    part of the reasoning, so the answer's first white space is part of it, too."""
+
+    def __init__(self, *, opened: bool = False, begun: bool = False):
         self._state = "reasoning" if opened else "start"
         self._text = ""
         """Text that was not returned yet."""
-        self._trim = opened
+        self._trim = opened and not begun
         """Whether the next white space is dropped."""
 
     def push(self, text: str) -> list[Delta]:

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 from weft.abi.errors import ContextTooLong, InvalidRequest
 from weft.text import reasoning
 from weft.tokenizers.chat_template import ChatTemplate
-from weft.tokenizers.messages import normalize, normalize_tools, num_characters, with_content, with_mapped_arguments
+from weft.tokenizers.messages import (
+    content_text,
+    normalize,
+    normalize_tools,
+    num_characters,
+    with_content,
+    with_mapped_arguments,
+    with_short_ids,
+)
 from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer, off_loop
 
 
@@ -39,6 +47,8 @@ class EncodedChat(NamedTuple):
     """Packed token ids."""
     opens_reasoning: bool
     """Whether the prompt ends inside the model's reasoning."""
+    continues_reasoning: bool
+    """Whether it ends there behind a part of the reasoning's text."""
 
 
 def render(chat: ChatPrompt, tokenizer: Tokenizer) -> str:
@@ -68,10 +78,11 @@ def render(chat: ChatPrompt, tokenizer: Tokenizer) -> str:
         raise
     except InvalidRequest as error:
         refusal, refused = error, [messages]
-    # Many templates write arguments that are text; those that iterate over them need a mapping. Some expect a text
-    # beside calls.
-    mapped = with_mapped_arguments(messages)
-    for other in (mapped, with_content(messages), with_content(mapped)):
+    # Mistral's templates refuse ids of another server. Many templates write arguments that are text; those that iterate
+    # over them need a mapping. Some expect a text beside calls.
+    short = with_short_ids(messages)
+    mapped = with_mapped_arguments(short)
+    for other in (short, mapped, with_content(short), with_content(mapped)):
         if other not in refused:
             refused.append(other)
             try:
@@ -106,4 +117,15 @@ async def encode(
     if check is not None:
         check(text)
     tokens = await tokenizer.encode_async(text, add_special_tokens=add_special_tokens, tenant=tenant)
-    return EncodedChat(tokens, reasoning.is_open(text))
+    is_open = reasoning.is_open(text)
+    is_continued = not is_open and chat.continue_final_message and _ends_in_reasoning(chat.messages[-1])
+    return EncodedChat(tokens, is_open or is_continued, is_continued)
+
+
+def _ends_in_reasoning(message: Mapping[str, Any]) -> bool:
+    """Whether an assistant's message, which was rendered, ends inside the reasoning. Only its own text counts: tags in
+    other messages or in the template say nothing about it."""
+    content = message.get("content")
+    if message["role"] != "assistant" or content is None:
+        return False
+    return reasoning.is_unfinished(content_text(content, "content"))

@@ -6,6 +6,8 @@ not change its input.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +29,9 @@ _MEDIA = {
     "file": "file",
     "input_file": "file",
 }
+SHORT_ID_LENGTH = 9
+"""Letters and digits of the only ids of calls that the templates of Mistral accept."""
+_SHORT_ID = re.compile(rf"[A-Za-z0-9]{{{SHORT_ID_LENGTH}}}")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -59,6 +64,28 @@ def with_content(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Normalized messages, of which those without text have an empty one: calls may stand alone, which not every
     template expects."""
     return [{**message, "content": message.get("content", "")} for message in messages]
+
+
+def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Normalized messages whose ids of calls all have `SHORT_ID_LENGTH` letters and digits: other ids, as of another
+    server, become digests. A call and its result keep the same id."""
+    short: list[dict[str, Any]] = []
+    for message in messages:
+        changed = dict(message)
+        if "tool_calls" in message:
+            changed["tool_calls"] = [
+                {**call, "id": _short_id(call["id"])} if "id" in call else call for call in message["tool_calls"]
+            ]
+        if "tool_call_id" in message:
+            changed["tool_call_id"] = _short_id(message["tool_call_id"])
+        short.append(changed)
+    return short
+
+
+def _short_id(id: str) -> str:
+    if _SHORT_ID.fullmatch(id):
+        return id
+    return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:SHORT_ID_LENGTH]
 
 
 def _with_mapping(call: Mapping[str, Any]) -> Mapping[str, Any]:

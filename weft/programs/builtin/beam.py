@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,13 +78,23 @@ async def chunks(args: BeamArgs, caller: Caller, rt: Runtime) -> AsyncGenerator[
 
     The search starts again when the engine dies. Raises as `main` and `Recovery.stream` do.
     """
-    found = await rt.recovery.run(lambda: main(args, caller, rt), caller.request_id)
-    for index, beam in enumerate(found.beams):
-        yield _chunk(index, beam, found.usage, args, rt)
+    attempts = rt.recovery.stream(lambda: _steps(args, caller, rt), caller.request_id, resumes=False)
+    async with aclosing(attempts) as steps:
+        async for found in steps:
+            if found is not None:
+                for index, beam in enumerate(found.beams):
+                    yield _chunk(index, beam, found.usage, args, rt)
 
 
 async def main(args: BeamArgs, caller: Caller, rt: Runtime) -> BeamResult:
     """Search. Raises `InvalidRequest` (`ContextTooLong` among them) before anything is computed."""
+    async with aclosing(_steps(args, caller, rt)) as steps:
+        [found] = [step async for step in steps if step is not None]
+    return found
+
+
+async def _steps(args: BeamArgs, caller: Caller, rt: Runtime) -> AsyncGenerator[BeamResult | None, None]:
+    """None after each step of the search, which tells `Recovery` of its progress; at last what it found."""
     info = rt.engine.info
     check(args, info)
     rules = _rules(args, info)
@@ -97,10 +108,11 @@ async def main(args: BeamArgs, caller: Caller, rt: Runtime) -> BeamResult:
             dists = [_dist(report) for report in reports]
             entry = functools.partial(_entry, dists, args.logprobs)
             search.advance([zip(*dist, strict=True) for dist in dists], entry)
+            yield None
         beams = search.results()[: args.num_results]
-        return BeamResult(beams=beams, usage=_total(usage or OperationUsage(), args, beams))
     finally:
         search.release()
+    yield BeamResult(beams=beams, usage=_total(usage or OperationUsage(), args, beams))
 
 
 def check(args: BeamArgs, info: EngineInfo) -> None:

@@ -1,8 +1,9 @@
 """The program host's process, run by `weft.children.entry`. Its arguments are one line of JSON on stdin.
 
 It loads the models' tokenizers, connects to the front at the address and to the engines that the front names, and runs
-programs until its stdin closes. `weft.programs.host.client` starts and supervises it. A fault in a sandbox can end this
-process, but not the front or an engine.
+programs until its stdin closes, and then removes the folder of its socket: the front may have been killed.
+`weft.programs.host.client` starts and supervises it. A fault in a sandbox can end this process, but not the front or an
+engine.
 """
 
 from __future__ import annotations
@@ -249,10 +250,13 @@ def calm_collector() -> None:
     gc.set_threshold(2000, 10, 25)
 
 
-async def serve(args: wire.HostArgs, address: str, stopping: asyncio.Event) -> int:
-    """Run programs until told to stop; the exit status of the process."""
+async def serve(args: wire.HostArgs, address: str) -> int:
+    """Run programs until stdin closes; the exit status of the process."""
     engines = [AttachedEngine() for _ in args.models]
     server = HostServer(engines, address)
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+    # Not before the socket is bound, which needs its folder.
+    call_when_stdin_closes(lambda: loop.call_soon_threadsafe(stopping.set), address)
     await server.heard.wait()
     try:
         models = []
@@ -291,14 +295,7 @@ def main(address: str) -> int:
     args = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.HostArgs)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _be_first_to_go()
-
-    async def run() -> int:
-        loop = asyncio.get_running_loop()
-        stopping = asyncio.Event()
-        call_when_stdin_closes(lambda: loop.call_soon_threadsafe(stopping.set))
-        return await serve(args, address, stopping)
-
-    return asyncio.run(run())
+    return asyncio.run(serve(args, address))
 
 
 def _be_first_to_go() -> None:
