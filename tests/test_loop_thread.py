@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import closing
+from typing import Any, cast
 
 import pytest
 
-from weft.loop_thread import LoopThread, shared_loop_thread, streamed, windowed
+from weft.loop_thread import STREAM_ITEMS, LoopThread, shared_loop_thread, streamed, streamed_on_thread, windowed
 
 TIMEOUT_S = 60.0
 """Guards against a thread that never ends."""
@@ -113,3 +114,110 @@ def test_stop_ends_a_loop_whose_task_exits_meanwhile(thread: LoopThread) -> None
     thread.stop()
     assert not thread.is_alive
     assert future.done()
+
+
+def test_a_call_that_is_submitted_while_stop_runs_is_refused(thread: LoopThread) -> None:
+    stopping, end = threading.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopping.set()
+            await end.wait()
+
+    thread.submit(slow())
+    thread.run(one())
+    stop = threading.Thread(target=thread.stop)
+    stop.start()
+    assert stopping.wait(TIMEOUT_S)
+    assert not thread.is_alive
+    with pytest.raises(RuntimeError, match="this LLM is closed"):
+        thread.submit(one())
+    thread.notify(end.set)
+    stop.join(TIMEOUT_S)
+    assert not stop.is_alive()
+    thread.stop()
+    thread.notify(end.set)
+
+
+def test_stop_ends_tasks_that_others_start_as_they_end(thread: LoopThread) -> None:
+    ended: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def endless(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(name)
+            if name == "first":
+                tasks.append(asyncio.create_task(endless("second")))
+            raise
+
+    thread.submit(endless("first"))
+    thread.run(one())
+    thread.stop()
+    assert ended == ["first", "second"]
+    assert tasks[0].cancelled()
+
+
+def test_a_stream_is_not_far_ahead_of_its_reader(thread: LoopThread) -> None:
+    made: list[int] = []
+    closed = threading.Event()
+
+    async def items() -> AsyncGenerator[int, None]:
+        try:
+            for number in range(10 * STREAM_ITEMS):
+                made.append(number)
+                yield number
+        finally:
+            closed.set()
+
+    with closing(cast(Generator[int, None, None], streamed(thread, items))) as stream:
+        assert next(stream) == 0
+        thread.run(one())  # By now the stream waits.
+        assert len(made) <= STREAM_ITEMS + 2
+        assert list(stream) == list(range(1, 10 * STREAM_ITEMS))
+    closed.clear()
+    with closing(cast(Generator[int, None, None], streamed(thread, items))) as stream:
+        assert next(stream) == 0
+    assert closed.wait(TIMEOUT_S), "also while it waits for its reader"
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["reads on", "leaves"])
+def test_a_stream_of_a_thread_is_not_far_ahead_of_its_reader(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    calls: list[str] = []
+    is_still = threading.Event()
+
+    class Noted(threading.Semaphore):
+        def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+            if super().acquire(blocking=False):
+                return True
+            is_still.set()
+            return super().acquire(blocking, timeout)
+
+    def items() -> Generator[int, None, None]:
+        try:
+            for number in range(10 * STREAM_ITEMS):
+                made.append(number)
+                yield number
+        finally:
+            calls.append("closed")
+            is_still.set()
+
+    async def body() -> None:
+        stream = streamed_on_thread(items, lambda: calls.append("cancelled"))
+        monkeypatch.setattr("weft.loop_thread.threading.Semaphore", Noted)
+        assert await anext(stream) == 0
+        monkeypatch.undo()
+        assert await asyncio.get_running_loop().run_in_executor(None, is_still.wait, TIMEOUT_S)
+        assert len(made) <= STREAM_ITEMS + 2
+        if leaves:
+            await stream.aclose()
+            assert sorted(calls) == ["cancelled", "closed"]
+        else:
+            assert [number async for number in stream] == list(range(1, 10 * STREAM_ITEMS))
+            assert calls == ["closed"]
+
+    asyncio.run(body())

@@ -6,6 +6,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from weft.abi.errors import Overloaded
 from weft.threads import FairQueue, FairThreads
 
 
@@ -129,6 +130,44 @@ def test_closed_threads_begin_nothing() -> None:
         threads.submit(lambda: None)
     gate.set()
     assert first.result() is True
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a limit of processes does to a process that has reached it."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_a_job_that_gets_no_thread_fails_and_the_pool_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = FairThreads(2, per_tenant=1, name="test")
+    with monkeypatch.context() as patched:
+        refuse_threads(patched)
+        with pytest.raises(Overloaded, match="cannot start a thread"):
+            threads.submit(lambda: 1).result()
+    assert threads.submit(lambda: 2).result() == 2
+    threads.close()
+
+
+def test_a_job_that_gets_no_thread_of_its_own_runs_on_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = FairThreads(2, per_tenant=1, name="test")
+    begun, gate = threading.Event(), threading.Event()
+
+    def work() -> bool:
+        begun.set()
+        return gate.wait()
+
+    first = threads.submit(work, tenant="a")
+    begun.wait()
+    with monkeypatch.context() as patched:
+        refuse_threads(patched)
+        waiting = [threads.submit(lambda: 2, tenant=tenant) for tenant in "ab"]
+    gate.set()
+    assert [first.result(), *(future.result() for future in waiting)] == [True, 2, 2]
+    assert threads.submit(lambda: 3).result() == 3
+    threads.close()
 
 
 def test_threads_begin_with_the_stack_that_their_jobs_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
+STREAM_ITEMS = 64
+"""Items of a stream that wait for its reader. A generator whose reader is slower waits, so that its items need not all
+be computed and held."""
+
 
 class LoopThread:
     """An event loop in a daemon thread."""
@@ -21,6 +25,8 @@ class LoopThread:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPerCall())
+        self._stopping = threading.Lock()
+        """Held while work is submitted and while `_is_stopped` is set: all submitted work precedes `_end`."""
         self._is_stopped = self._has_ended = False
         self._thread = threading.Thread(target=self._turn, name="weft-llm", daemon=True)
         self._thread.start()
@@ -28,14 +34,20 @@ class LoopThread:
     @property
     def is_alive(self) -> bool:
         """Whether work can be started: not after `stop`, nor in a process that was forked."""
-        return not self.loop.is_closed() and self._thread.is_alive()
+        return not self._is_stopped and self._thread.is_alive()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start work. Raises `RuntimeError` after `stop`."""
-        if not self.is_alive:
-            work.close()
-            raise RuntimeError("this LLM is closed; create another one")
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        with self._stopping:
+            if self.is_alive:
+                return asyncio.run_coroutine_threadsafe(work, self.loop)
+        work.close()
+        raise RuntimeError("this LLM is closed; create another one")
+
+    def notify(self, callback: Callable[[], object]) -> None:
+        """Call back on the loop soon. Does nothing once the loop has ended."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(callback)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine and return its result. Raises as `check_elsewhere` and `result`."""
@@ -69,9 +81,11 @@ class LoopThread:
             )
 
     def stop(self) -> None:
-        """Cancel all tasks, wait for their end, and stop the thread."""
-        self._is_stopped = True
-        asyncio.run_coroutine_threadsafe(self._end(), self.loop)
+        """Cancel all tasks, wait for their end, and stop the thread. Idempotent."""
+        with self._stopping:
+            if self.is_alive:
+                self._is_stopped = True
+                asyncio.run_coroutine_threadsafe(self._end(), self.loop)
         self._thread.join()
 
     def _turn(self) -> None:
@@ -83,10 +97,11 @@ class LoopThread:
         self.loop.close()
 
     async def _end(self) -> None:
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        # A task that is cancelled may start others.
+        while left := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
         await self.loop.shutdown_asyncgens()
         self._has_ended = True
         self.loop.stop()
@@ -157,16 +172,19 @@ def streamed(
     items: Callable[[], AsyncGenerator[T, None]],
     on_start: Callable[[Future[None]], None] = lambda future: None,
 ) -> Iterator[T]:
-    """Iterate over an asynchronous generator in the caller's thread. Closing this generator closes that one.
+    """Iterate over an asynchronous generator in the caller's thread. Closing this generator closes that one, which is
+    at most `STREAM_ITEMS` ahead.
 
     `on_start` gets what another thread may cancel to end both. Raises as `LoopThread.run`, and `CancelledError` then.
     """
     thread.check_elsewhere()
     ready: queue.SimpleQueue[tuple[T] | Future[None]] = queue.SimpleQueue()
+    room = asyncio.Semaphore(STREAM_ITEMS)
 
     async def pump() -> None:
         async with aclosing(items()) as stream:
             async for item in stream:
+                await room.acquire()
                 ready.put((item,))
 
     future = thread.submit(pump())
@@ -174,6 +192,7 @@ def streamed(
     on_start(future)
     try:
         while not isinstance(news := ready.get(), Future):
+            thread.notify(room.release)
             yield news[0]
         thread.result(future)
     finally:
@@ -198,19 +217,32 @@ async def on_thread(work: Callable[[], T], cancel: Callable[[], None]) -> T:
 async def streamed_on_thread(
     items: Callable[[], Generator[T, None, None]], cancel: Callable[[], None]
 ) -> AsyncGenerator[T, None]:
-    """Iterate over a generator that blocks, on a daemon thread. Closing this one ends that one, as `on_thread`."""
+    """Iterate over a generator that blocks, on a daemon thread. Closing this one ends that one, as `on_thread`; it is
+    at most `STREAM_ITEMS` ahead."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
+    room = threading.Semaphore(STREAM_ITEMS)
+    is_cancelled = False
 
     def pump() -> None:
         with closing(items()) as stream:
             for item in stream:
+                room.acquire()
+                if is_cancelled:
+                    return
                 loop.call_soon_threadsafe(ready.put_nowait, (item,))
 
-    pumping = asyncio.ensure_future(on_thread(pump, cancel))
+    def end() -> None:
+        nonlocal is_cancelled
+        is_cancelled = True
+        room.release()  # The generator may wait for a reader that has left.
+        cancel()
+
+    pumping = asyncio.ensure_future(on_thread(pump, end))
     pumping.add_done_callback(lambda _: ready.put_nowait(None))
     try:
         while (news := await ready.get()) is not None:
+            room.release()
             yield news[0]
         await pumping
     finally:

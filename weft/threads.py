@@ -15,6 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from weft.abi.errors import Overloaded
+
 T = TypeVar("T")
 J = TypeVar("J")
 
@@ -96,6 +98,10 @@ class FairThreads:
         self._stack_bytes = stack_bytes
         self._lock = threading.Lock()
         self._queue: FairQueue[_Job] = FairQueue(per_tenant)
+        self._drains: set[Future[Any]] = set()
+        """Calls of `_drain` that will look at the queue again, each by the future of the job that it was started for.
+        Guarded by `_lock`, as the queue and the following."""
+        self._closed = False
 
     async def run(self, work: Callable[[], T], *, tenant: str = "", charge: Charge | None = None) -> T:
         """Run `work` on a thread and return its result. `charge` is called on this event loop with its CPU seconds,
@@ -110,46 +116,62 @@ class FairThreads:
 
     def submit(self, work: Callable[[], T], *, tenant: str = "", charge: Charge | None = None) -> Future[T]:
         """Submit `work` and return its future. `charge` is called on the pool's thread. Raises `RuntimeError` after
-        `close`."""
+        `close`. The future raises `Overloaded` if the process cannot start a thread and none is there."""
         future: Future[T] = Future()
         with self._lock:
+            if self._closed:
+                raise RuntimeError("this pool of threads is closed; submit no further jobs to it")
             self._queue.put(tenant, _Job(work, future, charge))
+            self._drains.add(future)
         try:
-            self._start()
-        except RuntimeError:
-            # Closed: waiting jobs are not started.
-            self.close()
-            raise
+            self._start(future)
+        except RuntimeError as error:
+            self._not_started(future, error)
         return future
 
     def close(self) -> None:
         """Start no further jobs; running jobs finish. Idempotent."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
+            self._closed = True
             dropped = self._queue.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for job in dropped:
             job.future.cancel()
 
-    def _start(self) -> None:
+    def _start(self, future: Future[Any]) -> None:
         """Have one more thread run jobs. The executor creates its threads here, on demand."""
         if self._stack_bytes is None:
-            self._threads.submit(self._drain)
+            self._threads.submit(self._drain, future)
             return
         with _STACK_SIZE:
             before = threading.stack_size(self._stack_bytes)
             try:
-                self._threads.submit(self._drain)
+                self._threads.submit(self._drain, future)
             finally:
                 threading.stack_size(before)
 
-    def _drain(self) -> None:
+    def _not_started(self, future: Future[Any], error: RuntimeError) -> None:
+        """The thread for a job could not be started. Other threads that run jobs take this one too; if there are none,
+        the jobs that wait fail, because no thread would take them."""
+        with self._lock:
+            self._drains.discard(future)
+            failed = [] if self._drains else self._queue.clear()
+        refused = Overloaded(f"the server cannot start a thread ({error}); try again, or raise its limit of threads")
+        refused.__cause__ = error
+        for job in failed:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(refused)
+
+    def _drain(self, future: Future[Any]) -> None:
         """Body of a thread: run jobs until none may run. A job that waits for its tenant's share is started by the
-        thread that ends another job of that tenant."""
+        thread that ends another job of that tenant. `future` identifies this call in `_drains`."""
         while True:
             with self._lock:
                 taken = self._queue.take()
-            if taken is None:
-                return
+                if taken is None:
+                    # Under the same lock: a job that is put later must not count on this call.
+                    self._drains.discard(future)
+                    return
             tenant, job = taken
             cost_s = 0.0
             try:

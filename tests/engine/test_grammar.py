@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 from collections.abc import Iterator
 from functools import partial
 
@@ -15,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from weft import LLM, Grammar
-from weft.abi.errors import InvalidRequest
+from weft.abi.errors import InvalidRequest, Overloaded
 from weft.core.sampling import SamplingParams, StopParams
 from weft.endpoints.dialect import Dialect
 from weft.endpoints.grammars import CallableTool, Calls, answer_grammar
@@ -530,3 +531,25 @@ def test_the_models_tokens_of_a_text_have_its_bytes() -> None:
     assert tokens_of(composing(), "café") == [b"ca", b"f", b"\xc3", b"\xa9"]
     assert tokens_of(composing(), "cafe\u0301") == [b"cafe", b"\xcc", b"\x81"]
     assert tokens_of(byte_tokenizer(), "a<|end|>")[:3] == [b"a", b"<", b"|"]
+
+
+def test_a_grammar_that_gets_no_thread_is_refused_and_compiled_for_the_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = byte_tokenizer()
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    grammars = Grammars(tokenizer.token_bytes, tokenizer.special_ids, tokenizer.eos_token_ids, encode)
+    grammar = Grammar.regex("ab")
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_thread)
+            assert grammars.is_ready(grammar, "a")
+            with pytest.raises(Overloaded, match="thread"):
+                grammars.guide(grammar)
+        assert grammars.guide(grammar).matcher is not None
+    finally:
+        grammars.close()

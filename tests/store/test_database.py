@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import Connection, event, func, insert, select
@@ -159,6 +160,52 @@ def test_a_busy_database_is_told_of_once_and_to_all_who_wait(
     database.write(put("b")).result()
     assert (caplog.text.count("cannot be written or read"), caplog.text.count("stored again")) == (1, 1)
     database.close()
+
+
+def test_a_transaction_begins_soon_after_that_of_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_S", 1.0)
+    database = Database(tmp_path)
+    database.write(put("first")).result()
+    other = sqlite3.connect(tmp_path / FILE, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            other.execute("COMMIT")
+
+    monkeypatch.setattr(sqlite, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
+    database.write(put("second")).result()
+    assert len(pauses) == 3
+    assert max(pauses) < sqlite.YIELD_S
+    other.close()
+    database.close()
+
+
+def test_another_process_can_write_between_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Database(tmp_path), Database(tmp_path)
+    order: list[str] = []
+
+    def noted(name: str) -> Work:
+        def work(connection: Connection) -> None:
+            put(name)(connection)
+            order.append(name)
+
+        return work
+
+    monkeypatch.setattr(one._writer, "_pause", lambda: two.write(noted("other")).result())
+    later: list[Future[object]] = []
+    with waiting(one):
+        first = one.write(noted("first"))
+        first.add_done_callback(lambda _: later.append(one.write(noted("second"))))
+    wait([first])
+    one.close()
+    assert later[0].exception() is None
+    assert order == ["first", "other", "second"]
+    two.close()
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 4, 6], ids=lambda pages: f"{pages} pages left")

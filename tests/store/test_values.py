@@ -244,3 +244,23 @@ def test_writes_that_wait_share_a_commit_and_a_quota_fails_alone(tmp_path: Path)
         assert store._database._writer.num_commits == before + 1
 
     with_store(lambda quota: DatabaseValueStore(Database(tmp_path / "v"), quota), test)
+
+
+def test_a_call_that_cannot_begin_fails_and_keeps_none_after_it_waiting(tmp_path: Path) -> None:
+    async def test(store: ValueStore) -> None:
+        assert isinstance(store, DatabaseValueStore)
+        await store.put("t", "a", b"1")
+        holding, go = asyncio.ensure_future(store.get("t", "a")), threading.Event()
+        held = store._database.write(lambda connection: go.wait(10))
+        written, read = asyncio.ensure_future(store.put("t", "a", b"2")), asyncio.ensure_future(store.get("t", "a"))
+        await holding
+        store._threads.close()
+        go.set()
+        await written
+        # The read, whose turn comes now, is refused in a callback of the write.
+        with pytest.raises(RuntimeError, match="closed"):
+            await read
+        await store.put("t", "a", b"3")
+        assert held.result()
+
+    with_store(lambda quota: DatabaseValueStore(Database(tmp_path / "v"), quota), test)

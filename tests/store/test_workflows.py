@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, func, select
 
+from weft.abi.errors import StorageFailed
+from weft.store import served_runs as module
 from weft.store.answers import AnswerTable
 from weft.store.database import Database
+from weft.store.schema import leftovers, workflow_endings, workflow_inputs, workflow_rows, workflow_traces
+from weft.store.served_runs import NewRun, ServedRunTable
 from weft.store.workflow_runs import SavedRun, WorkflowRunTable
 
 
@@ -95,3 +100,84 @@ def test_another_process_s_answers_count_too(tmp_path: Path) -> None:
     assert [key for key in "12345" if second.get("", key)] == ["3", "4", "5"]
     one.close()
     two.close()
+
+
+NUM_ROWS = 10
+
+
+def served(database: Database, *runs: str) -> ServedRunTable:
+    """Runs of tenant t that have ended, in this order, with as many rows each."""
+    table = ServedRunTable(database, 1 << 20)
+    for number, run in enumerate(runs):
+        table.begin(NewRun(run, "t", None, float(number), b"{}", [(0, b"[]")]))
+        for row in range(NUM_ROWS):
+            table.end_row("t", run, row, b"result", failed=False, calls=b"calls")
+        table.end("t", run, b"{}", float(number), is_complete=True).result()
+    return table
+
+
+def num_stored(database: Database) -> list[int]:
+    """Rows in each table with rows of runs, and removed runs of which some are left."""
+    tables = (workflow_inputs, workflow_rows, workflow_endings, workflow_traces, leftovers)
+    return database.read(
+        lambda connection: [
+            connection.execute(select(func.count()).select_from(table)).scalar_one() for table in tables
+        ]
+    )
+
+
+def test_a_run_is_gone_at_once_and_its_rows_in_many_writes(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLEARED_ROWS", 4)
+    clear_some, left = module._clear_some, list[tuple[bool, int]]()
+
+    def noted(run: str, connection: Connection) -> bool:
+        is_there = connection.execute(module._FIND, {"this": run, "of_tenant": "t"}).one_or_none() is not None
+        before = connection.execute(select(func.total_changes())).scalar_one()
+        more = clear_some(run, connection)
+        left.append((is_there, connection.execute(select(func.total_changes())).scalar_one() - before))
+        return more
+
+    monkeypatch.setattr(module, "_clear_some", noted)
+    table = served(database, "a", "b", "c", "d")
+    before = database._writer.num_commits
+    assert table.forget("t", "b")
+    num_slices = -(-(1 + 3 * NUM_ROWS) // 4)
+    assert left == [(False, 4)] * num_slices, "the last has 3 rows and the id of the run"
+    assert database._writer.num_commits == before + 1 + num_slices
+    assert num_stored(database) == [3, *[3 * NUM_ROWS] * 3, 0]
+    assert table.forget("u", "a"), "of another tenant"
+    assert num_stored(database) == [3, *[3 * NUM_ROWS] * 3, 0]
+    table.forget_old("t", 1, 0.0).result()
+    assert num_stored(database) == [1, *[NUM_ROWS] * 3, 0]
+    assert [run.run for run in table.all("t")] == ["d"]
+
+
+def test_what_is_left_of_a_removed_run_goes_when_a_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLEARED_ROWS", 4)
+    clear_some, num_writes = module._clear_some, 0
+
+    def fail(run: str, connection: Connection) -> bool:
+        nonlocal num_writes
+        num_writes += 1
+        if num_writes > 2:
+            raise StorageFailed("the disk is full")
+        return clear_some(run, connection)
+
+    first = Database(tmp_path)
+    table = served(first, "a", "b")
+    WorkflowRunTable(first).end_row("c", 0, b"of another owner").result()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_clear_some", fail)
+        assert table.forget("t", "a")
+    assert table.find("t", "a") is None
+    assert num_stored(first) == [1, 2 * NUM_ROWS - 7 + 1, 2 * NUM_ROWS, 2 * NUM_ROWS, 1]
+    first.close()
+
+    again = Database(tmp_path)
+    assert ServedRunTable(again, 1 << 20).take_over(lambda run: True) == []
+    while num_stored(again)[-1]:  # Each write lets the server delete more.
+        again.write(lambda connection: None).result()
+    assert num_stored(again) == [1, NUM_ROWS + 1, NUM_ROWS, NUM_ROWS, 0]
+    again.close()

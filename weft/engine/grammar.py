@@ -19,7 +19,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from msgspec.structs import replace
 
-from weft.abi.errors import InvalidRequest, Unsupported
+from weft.abi.errors import InvalidRequest, Overloaded, Unsupported
 from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
 from weft.core.step import LateInputs, Step
@@ -121,8 +121,13 @@ class Grammars:
         return self.compiled(grammar, tenant).done()
 
     def guide(self, grammar: Grammar) -> Guide:
-        """A guide at the beginning of the grammar. Raises `InvalidRequest`, saying what is wrong with it."""
-        matcher = self.compiled(grammar).result()
+        """A guide at the beginning of the grammar. Raises `InvalidRequest`, saying what is wrong with it, and
+        `Overloaded` where no thread could be started to compile it."""
+        try:
+            matcher = self.compiled(grammar).result()
+        except Overloaded:
+            self._compiled.pop(grammar, None)  # the next request tries again
+            raise
         if grammar.trigger is None:
             most = max_digits(grammar, self._max_string_chars)
             return Guide(matcher.deep_copy(), DigitRun(self._digit_tokens(), most) if most else None)
@@ -145,9 +150,20 @@ class Grammars:
         if not matcher.done() and tenant not in turns:
             turn = self._threads.submit(partial(self._compile_once, grammar, matcher), tenant=tenant, charge=charge)
             turns[tenant] = turn
-            # `let_go` and `close` drop turns.
-            turn.add_done_callback(lambda turn: matcher.cancel() if turn.cancelled() else None)
+            turn.add_done_callback(partial(self._turn_ended, matcher))
         return matcher
+
+    def _turn_ended(self, matcher: Future[LLMatcher], turn: Future[None]) -> None:
+        """Tell those who wait for a matcher that a turn has not compiled it."""
+        if turn.cancelled():  # `let_go` and `close` drop turns
+            matcher.cancel()
+            return
+        error = turn.exception()
+        if error is not None:  # no thread could be started
+            with self._lock:
+                is_open = not matcher.running() and not matcher.done() and matcher.set_running_or_notify_cancel()
+            if is_open:
+                matcher.set_exception(error)
 
     def masks(self, step: Step, flight: InFlight) -> LateInputs:
         """The masks that the samplers of a launched step wait for, once the tokens of all steps before are known.

@@ -5,8 +5,8 @@ how long, and tells this what it added, ended and forgot; writes follow on the d
 transaction, so that launching waits for no disk. Several servers may share the database: each adds and forgets its own,
 and sees of the others what there was when it started. `weft.store.runs` knows whose runs are whose.
 
-Where the disk is full or cannot be written, nothing else notices: what could not be written is kept in memory, and
-written with the next record that can be.
+Where the disk is full or cannot be written, nothing else notices: what could not be written is kept in memory, encoded,
+and is tried again with a later change.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from itertools import islice
 
 import msgspec
 
@@ -29,6 +30,11 @@ from weft.store.runs import RunRow, RunTable
 
 MAX_UNWRITTEN = 20_000
 """Changes that wait for a disk that takes none; the oldest go first."""
+MAX_WRITE = 500
+"""Changes of one transaction, so that one that fails costs little."""
+RETRY_S = 1.0
+"""Time after a write that failed in which no other is tried."""
+_DROPPED = object()
 LOST = HostDead("the server ended before this run did; start it again")
 """Error of a run whose server ended before it could report a result."""
 
@@ -38,14 +44,18 @@ logger = logging.getLogger("weft.programs")
 class RunRecords:
     """Writes the changes of `History` to the database. Used from one event loop, and by the database's thread."""
 
-    def __init__(self, database: Database):
-        """The database is closed with this."""
+    def __init__(self, database: Database, now: Callable[[], float] = time.monotonic):
+        """The database is closed with this. `now` is a clock in seconds."""
         self._database = database
+        self._now = now
         self._table = RunTable(database)
         self._guard = threading.RLock()
-        self._unwritten: dict[str, RunRecord | None] = {}
-        """By run: its latest record, or None where it was forgotten. Guarded, as the following."""
+        self._unwritten: dict[str, RunRow | None] = {}
+        """By run: its latest record, encoded once, or None where it was forgotten. A change stays until it is durable.
+        Guarded, as the following."""
         self._writing: Future[None] | None = None
+        self._failed_s: float | None = None
+        """When the last write failed; None if it did not."""
         self._closed = False
 
     def load(self) -> list[RunRecord]:
@@ -89,34 +99,44 @@ class RunRecords:
 
     # ---- inside
 
-    def _change(self, changes: dict[str, RunRecord | None]) -> None:
+    def _change(self, changes: Mapping[str, RunRecord | None]) -> None:
         if self._closed:
             return
+        rows = {run_id: None if record is None else _row(record) for run_id, record in changes.items()}
         with self._guard:
-            for run_id, record in changes.items():
+            for run_id, row in rows.items():
                 # The latest is the newest: what is dropped where too much waits is what was changed longest ago.
                 self._unwritten.pop(run_id, None)
-                self._unwritten[run_id] = record
+                self._unwritten[run_id] = row
             while len(self._unwritten) > MAX_UNWRITTEN:
                 del self._unwritten[next(iter(self._unwritten))]
-            self._write()
+            if self._failed_s is None or self._now() - self._failed_s >= RETRY_S:
+                self._write()
 
     def _write(self) -> None:
-        """Guarded: write what waits, unless that is under way."""
+        """Guarded: write the oldest of the changes that wait, unless a write is under way."""
         if self._writing is None and self._unwritten:
-            changes, self._unwritten = self._unwritten, {}
-            rows = {run_id: None if record is None else _row(record) for run_id, record in changes.items()}
-            self._writing = self._table.save(rows)
-            self._writing.add_done_callback(partial(self._written, changes))
+            rows = dict(islice(self._unwritten.items(), MAX_WRITE))
+            try:
+                self._writing = self._table.save(rows)
+            except StorageFailed:
+                self._failed_s = self._now()
+            else:
+                self._writing.add_done_callback(partial(self._written, rows))
 
-    def _written(self, changes: dict[str, RunRecord | None], writing: Future[None]) -> None:
+    def _written(self, rows: Mapping[str, RunRow | None], writing: Future[None]) -> None:
         """On the database's thread."""
         with self._guard:
             self._writing = None
             if writing.cancelled() or writing.exception() is not None:
-                self._unwritten = {**changes, **self._unwritten}
-            else:
-                self._write()
+                self._failed_s = self._now()
+                return
+            self._failed_s = None
+            for run_id, row in rows.items():
+                # Meanwhile the run may have had a later change, or this one been dropped.
+                if self._unwritten.get(run_id, _DROPPED) is row:
+                    del self._unwritten[run_id]
+            self._write()
 
 
 def _row(record: RunRecord) -> RunRow:

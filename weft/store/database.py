@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,7 +57,8 @@ class Database:
         """The cause that the log has; empty where writes have gone well for `QUIET_S` since."""
         self._failed_s = 0.0
         """When a write or a read failed last, on the monotonic clock."""
-        self._writer = GroupWriter(self._transaction, self._explained)
+        pause = partial(time.sleep, 0.0 if folder is None else sqlite.YIELD_S)
+        self._writer = GroupWriter(self._transaction, self._explained, pause)
 
     def exists(self) -> bool:
         """Whether the folder has data; if not, reading would make an empty database."""

@@ -34,7 +34,8 @@ schema_version = Table("schema_version", _METADATA, Column("version", Integer, n
 """One row."""
 
 leftovers = Table("leftovers", _METADATA, Column("path", Text, primary_key=True))
-"""Not used; databases of version 1 have it."""
+"""Runs of workflows on servers that were removed, but not all of their rows yet; `path` is the id of the run. The names
+are those of version 1."""
 
 program_versions = Table(
     "program_versions",

@@ -2,19 +2,24 @@
 
 Records, inputs and results are opaque. Owns which server carries a run out: the first server that finds a run whose
 server is gone takes it over. Values of nodes of rows that have not ended are in `weft.store.workflow_runs`.
+
+A run may have a million rows, and all writes wait for the one in progress. So a run is removed at once for readers, and
+its rows in many small writes; `leftovers` has its id until none is left, also after a restart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, update
 
-from weft.abi.errors import QuotaExceeded
+from weft.abi.errors import QuotaExceeded, StorageFailed
 from weft.store.database import Database
 from weft.store.schema import (
+    leftovers,
     served_runs,
     workflow_endings,
     workflow_inputs,
@@ -24,7 +29,7 @@ from weft.store.schema import (
     workflow_traces,
     workflow_variables,
 )
-from weft.store.sqlite import upsert
+from weft.store.sqlite import delete_some, upsert
 
 _run, _ending, _input = served_runs.c, workflow_endings.c, workflow_inputs.c
 _THIS = _run.run == bindparam("this")
@@ -75,17 +80,21 @@ _FORGET_ANSWERS = (
 )
 """Of a row that has ended. That they were set is still known."""
 _FORGET_TASKS = delete(workflow_tasks).where(workflow_tasks.c.run == bindparam("this"))
-_FORGET = tuple(
-    delete(table).where(table.c.run == bindparam("this"))
+_FORGET = delete(served_runs).where(_THIS)
+_LEAVE = insert(leftovers).values(path=bindparam("this"))
+_LEFT = select(leftovers.c.path).order_by(leftovers.c.path)
+_IS_LEFT = _LEFT.where(leftovers.c.path == bindparam("this"))
+_CLEARED = delete(leftovers).where(leftovers.c.path == bindparam("this"))
+_CLEAR = tuple(
+    delete_some(table, bindparam("this"), bindparam("most"))
     for table in (
-        workflow_tasks,
         workflow_inputs,
+        workflow_tasks,
         workflow_rows,
         workflow_endings,
         workflow_traces,
         workflow_variables,
         workflow_seconds,
-        served_runs,
     )
 )
 _TRACED = (
@@ -99,6 +108,8 @@ _PUT_TRACE = upsert(workflow_traces)
 KNOWN_ROOM_BYTES = 4 << 20
 """By which a tenant's runs may grow before their sizes are added up again: by so much, servers with the same data may
 exceed its limit together."""
+CLEARED_ROWS = 1000
+"""Rows of removed runs that one write deletes."""
 
 
 class NewRun(NamedTuple):
@@ -189,9 +200,11 @@ class ServedRunTable:
         )
 
     def take_over(self, wanted: Callable[[StoredRun], bool]) -> list[StoredRun]:
-        """Runs whose servers are gone, oldest first: those that are `wanted` are this server's now. Blocks."""
+        """Runs whose servers are gone, oldest first: those that are `wanted` are this server's now. Blocks. Goes on
+        deleting rows of removed runs, where a server ended meanwhile."""
         if self._database.server is None or not self._database.exists():
             return []
+        self._clear("", self._database.read(lambda connection: list(connection.execute(_LEFT).scalars())), Future())
 
         def work(connection: Connection) -> list[StoredRun]:
             taken = []
@@ -250,7 +263,7 @@ class ServedRunTable:
 
     def forget(self, tenant: str, run: str) -> bool:
         """Remove a run that has ended, or whose server is gone, with its results. Returns whether there is none now.
-        Blocks."""
+        Blocks until its rows are deleted too, as far as they can be now."""
 
         def work(connection: Connection) -> bool:
             found = connection.execute(_OWNER, {"this": run, "of_tenant": tenant}).one_or_none()
@@ -260,18 +273,34 @@ class ServedRunTable:
                 _forget(connection, run)
             return True
 
-        return self._database.write(work, tenant).result()
+        is_gone = self._database.write(work, tenant).result()
+        if is_gone:
+            cleared: Future[None] = Future()
+            self._clear(tenant, [run], cleared)
+            cleared.result()
+        return is_gone
 
     def forget_old(self, tenant: str, max_kept: int, since_s: float) -> Future[None]:
-        """Remove the runs of a tenant that ended before `since_s`, and those beyond the last `max_kept`."""
+        """Remove the runs of a tenant that ended before `since_s`, and those beyond the last `max_kept`. The future is
+        done when their rows are deleted too, as far as they can be now."""
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> list[str]:
             ended = connection.execute(_OLD, {"of_tenant": tenant}).all()
-            for place, (run, ended_s) in enumerate(ended):
-                if place >= max_kept or (ended_s or 0.0) < since_s:
-                    _forget(connection, run)
+            old = [run for place, (run, at_s) in enumerate(ended) if place >= max_kept or (at_s or 0.0) < since_s]
+            for run in old:
+                _forget(connection, run)
+            return old
 
-        return self._database.write(work, tenant)
+        def clear(forgotten: Future[list[str]]) -> None:
+            error = forgotten.exception()
+            if error is None:
+                self._clear(tenant, forgotten.result(), cleared)
+            else:
+                cleared.set_exception(error)
+
+        cleared: Future[None] = Future()
+        self._database.write(work, tenant).add_done_callback(clear)
+        return cleared
 
     # ---- rows
 
@@ -359,6 +388,24 @@ class ServedRunTable:
             self._room[tenant] = min(self._max_bytes - used, max(KNOWN_ROOM_BYTES, size))
         self._room[tenant] -= size
 
+    def _clear(self, tenant: str, removed: Sequence[str], cleared: Future[None]) -> None:
+        """Delete rows of removed runs, some in each write, so that other writes come between. Then `cleared` is done,
+        also where the disk takes no write or the database is closed: `take_over` of the next server goes on."""
+        if not removed:
+            cleared.set_result(None)
+            return
+
+        def go_on(written: Future[bool]) -> None:
+            if written.exception() is not None:
+                cleared.set_result(None)
+            else:
+                self._clear(tenant, removed if written.result() else removed[1:], cleared)
+
+        try:
+            self._database.write(partial(_clear_some, removed[0]), tenant).add_done_callback(go_on)
+        except StorageFailed:
+            cleared.set_result(None)
+
     def _one(self, query: Select[Any], values: dict[str, str]) -> StoredRun | None:
         def work(connection: Connection) -> StoredRun | None:
             found = connection.execute(query, values).one_or_none()
@@ -378,5 +425,19 @@ class ServedRunTable:
 
 
 def _forget(connection: Connection, run: str) -> None:
-    for statement in _FORGET:
-        connection.execute(statement, {"this": run})
+    """Remove a run for all readers."""
+    connection.execute(_FORGET, {"this": run})
+    connection.execute(_LEAVE, {"this": run})
+
+
+def _clear_some(run: str, connection: Connection) -> bool:
+    """Delete some rows of a run, if it was removed. Returns whether more may be left."""
+    if connection.execute(_IS_LEFT, {"this": run}).scalar() is None:
+        return False
+    room = CLEARED_ROWS
+    for statement in _CLEAR:
+        room -= connection.execute(statement, {"this": run, "most": room}).rowcount
+        if room <= 0:
+            return True
+    connection.execute(_CLEARED, {"this": run})
+    return False

@@ -13,7 +13,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
+from sqlalchemy import (
+    URL,
+    BindParameter,
+    ColumnClause,
+    Connection,
+    Delete,
+    Engine,
+    Table,
+    create_engine,
+    delete,
+    event,
+    literal_column,
+    select,
+)
 from sqlalchemy.dialects.sqlite import Insert, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool, StaticPool
@@ -21,6 +34,12 @@ from sqlalchemy.pool import QueuePool, StaticPool
 BUSY_S = 10.0
 """How long a transaction waits for that of another process."""
 _PAUSE_S = 0.02
+_RETRY_S = 0.0005
+"""Time between attempts to begin a transaction that writes: less than `YIELD_S`, so that a process that waits begins in
+the pause of another one. SQLite's own attempts are up to 0.1 s apart."""
+YIELD_S = 0.001
+"""Pause of a process between transactions if writes wait already. Without it, other processes hardly find a moment in
+which no transaction is in progress."""
 _READERS = 8
 """Connections that are kept open; more are opened while more threads read."""
 _NO_ACCESS = "it cannot be opened; check that {place} is a writable directory"
@@ -79,6 +98,13 @@ def upsert(table: Table) -> Insert:
     return statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=changed)
 
 
+def delete_some(table: Table, run: BindParameter[str], most: BindParameter[int]) -> Delete:
+    """Delete at most so many rows of a run from a table."""
+    rowid: ColumnClause[int] = literal_column("rowid")
+    found = table.alias()
+    return delete(table).where(rowid.in_(select(rowid).select_from(found).where(found.c.run == run).limit(most)))
+
+
 def cause_of(error: DBAPIError | OSError, place: str) -> str:
     """The cause and its remedy: no statement, no values, no path. `place` names the folder, as its reader knows it."""
     if isinstance(error, OSError):
@@ -116,5 +142,26 @@ def _configure(connection: Any, _: object) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    writes = connection.get_execution_options().get("weft_writes")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    if not connection.get_execution_options().get("weft_writes"):
+        connection.exec_driver_sql("BEGIN")
+        return
+    cursor = connection.connection.cursor()
+    cursor.execute("PRAGMA busy_timeout = 0")
+    give_up_s = time.monotonic() + BUSY_S
+    try:
+        while refusal := _try_to_begin(cursor):
+            if not refusal.startswith("SQLITE_BUSY") or time.monotonic() >= give_up_s:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")  # Raises the error as one of SQLAlchemy.
+                break
+            time.sleep(_RETRY_S)
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout = {round(BUSY_S * 1000)}")
+
+
+def _try_to_begin(cursor: Any) -> str:
+    """Begin a transaction that writes, without waiting. Returns the name of the error, empty if it has begun."""
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+    except Exception as error:  # of the driver
+        return getattr(error, "sqlite_errorname", "unknown")
+    return ""

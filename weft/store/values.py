@@ -232,7 +232,7 @@ class _TenantCalls:
                 continue
             try:
                 job = asyncio.wrap_future(call.start())
-            except StorageFailed as error:
+            except Exception as error:  # passed on: otherwise the caller would wait for ever
                 call.outcome.set_exception(error)
                 continue
             self._kind = call.kind

@@ -3,7 +3,8 @@
 Owns the order of writes (tenants take turns by the time that their writes have taken) and their outcomes, which callers
 receive after the commit. A write that fails is rolled back to its own savepoint; the others of its transaction stay.
 Where the database rolls a whole transaction back (a full disk), its writes are repeated in transactions of their own,
-so that each has its own error. `Database` owns one writer.
+so that each has its own error. Between transactions that follow each other the writer pauses, so that other processes
+can write too. `Database` owns one writer.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class GroupWriter:
         self,
         transaction: Callable[[], AbstractContextManager[Connection]],
         explained: Callable[[BaseException], BaseException],
+        pause: Callable[[], object] = lambda: None,
     ):
         """`transaction` is a context that begins a transaction and commits it; `explained` converts an error of the
-        database to the one that the caller receives."""
+        database to the one that the caller receives; `pause` blocks for as long as other processes need to begin."""
         self.num_commits = 0
         self._transaction = transaction
+        self._pause = pause
         self._explained = explained
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weft-store")
         self._lock = threading.Lock()
@@ -74,7 +77,11 @@ class GroupWriter:
     # ---- on the thread
 
     def _drain(self) -> None:
+        is_first = True
         while self._goes_on():
+            if not is_first:  # These writes began to wait while the previous ones were committed.
+                self._pause()
+            is_first = False
             begun: list[_Write] = []
             try:
                 with contextlib.closing(self._waiting(begun)) as writes:

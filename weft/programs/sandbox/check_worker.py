@@ -3,12 +3,15 @@
 Reads a program from its standard input and says whether it may be one: a Python source parses and has a `main`, a
 module keeps to docs/wasm.md. Exit status 0, or 1 and the reason on standard error. Parsing may take time and memory out
 of all proportion to the size of a source (f-strings, nested parentheses), so no server process ever parses one: this
-one limits itself first. Nothing beyond the standard library, so that it starts in milliseconds. Started by `checker`.
+one limits itself first. It ignores SIGTERM and SIGINT, which reach the whole process group of the server: requests in
+progress are still answered. Nothing beyond the standard library, so that it starts in milliseconds. Started by
+`checker`.
 """
 
 from __future__ import annotations
 
 import ast
+import signal
 import sys
 
 from weft.programs.sandbox.rlimits import limit
@@ -60,6 +63,8 @@ def _defines_main(statement: ast.stmt) -> bool:
 
 def main() -> int:
     """Check the program on standard input; the exit status of the process."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     kind, cpu_s, memory_bytes = sys.argv[1:4]
     limit(int(cpu_s), int(memory_bytes), 1 << 20)
     content = sys.stdin.buffer.read()

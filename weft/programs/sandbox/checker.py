@@ -22,6 +22,8 @@ WIDTH = 2
 
 _MODULE = "weft.programs.sandbox.check_worker"
 _OUT_OF_MEMORY = 2
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+"""Signals of a process whose own code is at fault."""
 
 
 class CodeChecker:
@@ -79,10 +81,11 @@ def _problem(code: Code, worker: WorkerProcess) -> str | None:
         return None
     if ended.status == 1:
         return ended.errors.strip()
-    if ended.status == -signal.SIGKILL:  # by the system, for want of memory, or by a person: the program may be well
-        raise WeftError("the process that checks programs was killed; try again later")
     if ended.out_of_time:
         return f"The program takes more than {CHECK_CPU_S} s of processor time to be parsed; make it smaller."
+    if ended.status < 0 and -ended.status not in _CRASHES:
+        # By the system, for want of memory, or by a person: this says nothing of the program.
+        raise WeftError("the process that checks programs was killed; try again later")
     if ended.status == _OUT_OF_MEMORY:
         most = f"{CHECK_BYTES >> 20} MiB of memory"
         return f"The program takes more than {most} to be parsed, or is nested too deeply; make it smaller."
