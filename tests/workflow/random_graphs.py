@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 INPUTS = ("question", "document")
 _SLICES = st.sampled_from([[0, 1], [1, None], [None, -1], [-2, 9]])
 
+_EMPTY = st.sampled_from(["", [], [""], [[]], {}, {"x": ""}, {"x": []}])
+
 
 @st.composite
 def graphs(draw: st.DrawFn, max_nodes: int = 8) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def _add(
         else:
             fields = {
                 "name": "measure",
-                "args": {"first": template, "then": [1, template]},
+                "args": {"first": template, "then": [1, template], "last": draw(_EMPTY)},
                 "pure": draw(st.booleans()),
             }
     elif op == "program":

@@ -24,7 +24,7 @@ from weft.workflow.backend.openai import OpenAIBackend
 from weft.workflow.bars import bars
 from weft.workflow.explain.report import Explanation
 from weft.workflow.frontend.rows import Rows
-from weft.workflow.graph.digest import digest, rows_digest
+from weft.workflow.graph.digest import journal_digest, rows_digest
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import AnyNode, FunctionNode, LlmNode, WorkflowGraph
 from weft.workflow.graph.streamed import check_streamed, streamed_calls
@@ -47,6 +47,7 @@ from weft.workflow.run.planned_order import PlannedOrder
 from weft.workflow.run.planning import PlanSources, RunPlanner
 from weft.workflow.run.refusals import check_runs_here
 from weft.workflow.run.results import HeldResults, RowResult, RunResults, result_of
+from weft.workflow.run.row_reader import RowReader
 from weft.workflow.run.settings import check_wanted, plan_settings
 from weft.workflow.run.state import RunState, retries_of
 from weft.workflow.targets import (
@@ -238,7 +239,7 @@ class GraphRun:
             concurrency = self._options.get("concurrency")
             driver = Driver(
                 self.state,
-                rows,
+                RowReader(rows) if self.num_rows is None else rows,
                 services,
                 concurrency,
                 self.journal,
@@ -310,7 +311,7 @@ class GraphRun:
             if retries:
                 self._served = shared_loop_thread().run(_served_model(self._on, self._options, max(retries)))
                 model = f"{model} {self._served}"
-        return RunDescription(digest(self._runs), rows_digest(self.rows), model)
+        return RunDescription(journal_digest(self._runs), rows_digest(self.rows), model)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.workflow.random_graphs import graphs
 from tests.workflow.shapes import body, function, graph, llm, loop, mapped, pick, switch, text
 from weft.workflow.graph import Reference, WorkflowGraph, canonical, digest, graph_from_dict, graph_to_dict
-from weft.workflow.graph.digest import node_digest
+from weft.workflow.graph.digest import journal_digest, node_digest
 from weft.workflow.graph.nodes import map_strings
 from weft.workflow.graph.templates import Template, parse_template
 
@@ -70,6 +70,8 @@ def test_ids_and_order_make_no_difference(raw: dict[str, Any], rng: random.Rando
     names = {name: f"other{number}" for number, name in enumerate(ids(raw))}
     again = graph_from_dict(shuffled(renamed(raw, names), rng))
     assert digest(again) == digest(before)
+    assert journal_digest(again) != journal_digest(before)
+    assert journal_digest(graph_from_dict(shuffled(raw, rng))) == journal_digest(before)
     assert list(node_digests(again).values()) == list(node_digests(before).values())
 
 
@@ -99,6 +101,17 @@ SAME = graph(llm("a", "{{q}}", max_tokens=3), text("b", "{{a}}!"), text("dead", 
 )
 def test_what_makes_a_difference(other: dict[str, Any]) -> None:
     assert digest(graph_from_dict(other)) != digest(graph_from_dict(SAME))
+    assert journal_digest(graph_from_dict(other)) != journal_digest(graph_from_dict(SAME))
+
+
+@pytest.mark.parametrize("field", ["args", "of"])
+def test_empty_values_are_not_equal(field: str) -> None:
+    def made(value: Any) -> dict[str, Any]:
+        node = function("a", "f", x=value) if field == "args" else {"id": "a", "op": "list", "of": [value]}
+        return graph(node, outputs={"x": "a"})
+
+    values = ["", [], [""], [[]], [[""]], {}, {"x": ""}, {"x": []}, None]
+    assert len({digest(graph_from_dict(made(value))) for value in values}) == len(values)
 
 
 def test_null_is_a_constant() -> None:
@@ -116,6 +129,17 @@ def test_the_order_of_outputs_makes_no_difference() -> None:
 def test_what_ends_a_loop_is_before_it() -> None:
     ended = loop("l", {"s": "q"}, body(s="s"), until="ok")
     assert [node.id for node in graph_from_dict(graph(pick("ok", "q", matches="x"), ended)).nodes] == ["ok", "l"]
+
+
+def test_ids_within_bodies_make_a_difference_to_journals() -> None:
+    def whole(first: str, second: str) -> WorkflowGraph:
+        inside = body(
+            llm(first, "1 {{s}}"), llm(second, "2 {{s}}"), text("t", f"{{{{{first}}}}}{{{{{second}}}}}"), s="t"
+        )
+        return graph_from_dict(graph(loop("l", {"s": "q"}, inside, max_rounds=2)))
+
+    assert digest(whole("a", "b")) == digest(whole("b", "a"))
+    assert journal_digest(whole("a", "b")) != journal_digest(whole("b", "a"))
 
 
 def test_two_calls_that_are_alike_are_not_one() -> None:

@@ -24,17 +24,20 @@ from weft.workflow.graph.nodes import (
 )
 from weft.workflow.graph.values import (
     MAX_NESTING,
+    MAX_VALUE_CHARS,
     AnswerValue,
     RowError,
     answer_content,
     case_of,
     chat_messages,
+    check_items,
     fill,
     fill_values,
     is_last_round,
     is_too_deep,
     items_of,
     join,
+    list_of,
     pick,
     plain,
     split_ranges,
@@ -270,6 +273,21 @@ def test_values_are_nested_so_deep_and_no_deeper() -> None:
         checked_value([deep])
     with pytest.raises(RowError, match="deep at most"):
         pick(PickNode(id="p", of="q", field="0"), json.dumps([deep]))
+    assert list_of(["{{x}}", "{{x}}"], lambda reference: deep[0]) == [deep[0], deep[0]]
+    for values in (["{{x}}"], [{"a": "{{x}}"}]):
+        with pytest.raises(RowError, match="deep at most"):
+            list_of(values, lambda reference: deep)
+    check_items(deep)
+    with pytest.raises(RowError, match="deep at most"):
+        check_items([1, deep])
+
+
+def test_what_items_of_a_map_repeat_is_bounded() -> None:
+    large = ["x" * (MAX_VALUE_CHARS // 2)]
+    check_items([large, list(large), list(large)])
+    check_items([large, large])
+    with pytest.raises(RowError, match="16 Mi characters"):
+        check_items([large, large, [large]])
 
 
 class Counted(list[Any]):

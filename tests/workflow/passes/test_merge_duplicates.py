@@ -168,6 +168,12 @@ def test_what_a_round_may_not_ask_for_stays_in_its_loop() -> None:
     leaves(merge_duplicates, graph(loop("l", {"s": "q"}, body(call("a"), cases, s="w"), max_rounds=3)))
 
 
+def test_what_a_map_in_a_round_may_not_ask_for_stays_in_its_loop() -> None:
+    cases = switch("w", "i", x=body(text("t", "{{a}}"), v="t")) | {"default": body(v="i")}
+    inside = body(call("a"), mapped("m", "parts", body(cases, v="w")), function("j", "join", of="{{m}}"), s="j")
+    leaves(merge_duplicates, graph(PARTS, loop("l", {"s": "q"}, inside, max_rounds=3)))
+
+
 def test_what_leaves_a_loop_may_merge_there() -> None:
     inside = body(call("b"), text("n", "{{s}}{{b}}"), s="n")
     after = body(text("n", "{{s}}{{a}}"), s="n")

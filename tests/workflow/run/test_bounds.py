@@ -16,6 +16,7 @@ from tests.workflow.run.test_driver import InstantBackend, collected
 from tests.workflow.shapes import Json, body, graph, llm, loop, mapped, pick, text
 from weft.abi.errors import LimitExceeded
 from weft.workflow.graph import graph_from_dict
+from weft.workflow.graph.values import MAX_NESTING, TOO_DEEP, RowError, is_too_deep
 from weft.workflow.run import bounds
 from weft.workflow.run.bounds import ITEM_BYTES, EvaluationBudget, copied_bytes
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
@@ -123,6 +124,34 @@ def test_texts_that_double_end_at_the_budget() -> None:
     assert SETTING in failure.error.message
     assert done[1].outputs == {"out": "x" * 4096}
     assert budget.held_bytes == 0
+
+
+LISTED = {"id": "n", "op": "list", "of": ["{{v}}"]}
+
+
+@pytest.mark.parametrize(("node", "output"), [(LISTED, "n"), (mapped("n", "q", body(text("t"), w="v")), "n.w")])
+def test_a_value_that_a_loop_nests_fails_its_row_alone(node: Json, output: str) -> None:
+    def whole(max_rounds: int) -> Json:
+        return graph(loop("l", {"v": "q"}, body(node, v=output), max_rounds=max_rounds), outputs={"out": "l.v"})
+
+    budget = EvaluationBudget(1 << 30, SETTING)
+    failures = [done.failure for done in run(whole(600), [["x"], ["y"]], budget).values()]
+    for failure in failures:
+        assert failure is not None
+        assert isinstance(failure.error, RowError)
+        assert (failure.node, failure.error.message) == (f"l#{MAX_NESTING}.n", TOO_DEEP)
+    outputs = run(whole(MAX_NESTING - 1), [["x"]], budget)[0].outputs["out"]
+    assert not is_too_deep(outputs)
+    assert is_too_deep([outputs])
+    assert budget.held_bytes == 0
+
+
+def test_lists_that_maps_double_are_bounded() -> None:
+    node = mapped("n", "q", body(text("t"), w="v"))
+    doubling = graph(loop("l", {"v": "q"}, body(node, v="n.w"), max_rounds=100), outputs={"out": "l.v"})
+    done = run(doubling, [["x", "y"]], EvaluationBudget(1 << 30, SETTING))[0]
+    assert done.failure is not None
+    assert "Mi characters as text" in str(done.failure.error)
 
 
 def test_arguments_that_templates_make_count() -> None:

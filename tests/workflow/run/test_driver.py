@@ -24,6 +24,7 @@ from weft.workflow.run.calls import ModelAnswer, ModelRequest
 from weft.workflow.run.driver import Concurrency, Driver, RunServices
 from weft.workflow.run.functions import MAX_VALUE_BYTES
 from weft.workflow.run.instructions import CallModel, FindCost, RowDone, RunLimits
+from weft.workflow.run.row_reader import RowReader
 from weft.workflow.run.state import RunState
 
 
@@ -179,6 +180,100 @@ def test_rows_are_read_as_they_are_needed() -> None:
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(main())
+
+
+# ---- iterators that take long
+
+
+MOMENT_S = 30
+"""After which a test fails that would otherwise never end."""
+
+
+def test_an_iterator_that_waits_for_a_result_has_it() -> None:
+    """Its first row ends while the second one is not there."""
+    has_ended = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def each() -> Iterator[Json]:
+        for row in ROWS[:3]:
+            threads.append(threading.current_thread())
+            yield row
+            assert has_ended.wait(MOMENT_S)
+
+    raw = graph(llm("a", "{{q}}"), llm("b", "{{a}}"))
+    with LLM.over(FakeEngine, byte_tokenizer()) as model:
+        results = api.stream(graph_from_dict(raw), each(), model)
+        numbers = [next(results).row]
+        has_ended.set()
+        numbers += [result.row for result in results]
+    assert (numbers[0], sorted(numbers)) == (0, [0, 1, 2])
+    assert len(set(threads)) == 1, "a cursor may belong to its thread"
+
+
+def test_results_of_one_run_are_the_rows_of_another_on_the_same_model() -> None:
+    raw = graph_from_dict(graph(llm("a", "{{q}}")))
+    with LLM.over(FakeEngine, byte_tokenizer()) as model:
+        rows = ({"q": result.outputs["out"]} for result in api.stream(raw, ROWS, model))  # type: ignore[union-attr]
+        assert len(api.run(raw, rows, model).column("out")) == len(ROWS)
+
+
+def test_what_an_iterator_raises_ends_the_run() -> None:
+    def each() -> Iterator[Json]:
+        yield from ROWS[:2]
+        raise OSError("the file is gone")
+
+    with (
+        LLM.over(FakeEngine, byte_tokenizer()) as model,
+        pytest.raises(OSError, match="the file is gone"),
+    ):
+        api.run(graph_from_dict(ASK), each(), model)
+
+
+def test_a_run_that_is_left_reads_no_further_row() -> None:
+    async def main() -> None:
+        is_asked, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()
+
+        def each() -> Iterator[tuple[int, Json]]:
+            try:
+                yield 0, ROWS[0]
+                is_asked.set()
+                assert may_end.wait(MOMENT_S)
+                yield 1, ROWS[1]
+                raise AssertionError("nothing takes this row")
+            finally:
+                has_ended.set()
+
+        reader = RowReader(each())
+        results = Driver(RunState(graph_from_dict(ASK)), reader, RunServices(InstantBackend())).results()
+        assert isinstance(await anext(results), RowDone)
+        assert await asyncio.to_thread(is_asked.wait, MOMENT_S)
+        await results.aclose()
+        may_end.set()
+        del reader, results
+        assert await asyncio.to_thread(has_ended.wait, MOMENT_S)
+
+    asyncio.run(main())
+
+
+def test_an_iterator_is_read_as_its_rows_are_needed() -> None:
+    ahead: list[int] = []
+    ended: list[int] = []
+
+    def each() -> Iterator[tuple[int, Json]]:
+        for number, row in enumerate(ROWS):
+            ahead.append(number + 1 - len(ended))
+            yield number, row
+
+    async def main() -> None:
+        state = RunState(graph_from_dict(ASK))
+        made = Driver(state, RowReader(each()), RunServices(InstantBackend()), Concurrency(rows=3))
+        async for done in made.results():
+            assert isinstance(done, RowDone)
+            ended.append(done.row)
+
+    asyncio.run(main())
+    assert sorted(ended) == list(range(9))
+    assert max(ahead) <= 2 * 3, "three in progress, and three whose results are not taken"
 
 
 def test_leaving_early_cancels_what_is_in_progress() -> None:

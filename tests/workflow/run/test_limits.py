@@ -123,6 +123,22 @@ def test_tokens_of_an_answer_that_is_refused_are_used() -> None:
     assert (state.counts.calls.prompt_tokens, state.counts.calls.output_tokens) == (10, 90)
 
 
+def test_an_answer_without_usage_counts_as_all_that_it_might_use() -> None:
+    state = state_of(BOUNDED, 3, 100)
+    (first,) = calls_of(state, CallBound(40, 20))
+    state.answered(first.task, ModelAnswer("x"))
+    *_, refused = state.take(100)
+    assert isinstance(refused, RowDone)
+    assert "of them 60, and this call may use 40" in str(refused.failure.error)  # type: ignore[union-attr]
+
+
+def test_an_earlier_answer_without_usage_counts_nothing() -> None:
+    state = state_of(BOUNDED, 2, 100)
+    (first,) = calls_of(state, CallBound(40, 20))
+    state.answered(first.task, ModelAnswer("x", is_cached=True))
+    assert state.has_next()
+
+
 def test_a_call_waits_for_what_is_in_progress_without_turning() -> None:
     async def main() -> None:
         backend = ManualBackend()

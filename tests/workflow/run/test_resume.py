@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ from tests.workflow.run.named_server import named_server
 from weft import ops
 from weft.abi.errors import ConfigError, InvalidRequest
 from weft.llm import LLM
+from weft.store.database import Database
+from weft.store.workflow_runs import WorkflowRunTable
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import FakeEngine
 from weft.workflow.backend.endpoint import EndpointBackend
 from weft.workflow.run.calls import ModelAnswer
 from weft.workflow.run.driver import Concurrency
+from weft.workflow.run.journal import RunJournal
 
 ROWS = [{"topic": f"topic {number}"} for number in range(4)]
 CALLS: list[str] = []
@@ -91,6 +95,38 @@ def test_another_run_is_not_mixed_up_with_it(llm: LLM, tmp_path: Path) -> None:
         other.run(ROWS, llm, out=out)
     assert len(steps.run(ROWS, llm, out=out)) == 4
     assert len(other.run(ROWS, llm, out=out)) == 4
+
+
+def test_a_graph_with_other_ids_is_another_run(llm: LLM, tmp_path: Path) -> None:
+    """Values are kept by the ids of nodes, and two swapped lines give each node the id of the other."""
+
+    @weft.flow
+    def before(topic: Any) -> Any:
+        low, high = ops.function(slow, f"low {topic}"), ops.function(slow, f"high {topic}")
+        return {"out": ops.function(slow, f"{low} {high}")}
+
+    @weft.flow
+    def swapped(topic: Any) -> Any:
+        high = ops.function(slow, f"high {topic}")
+        low = ops.function(slow, f"low {topic}")
+        return {"out": ops.function(slow, f"{low} {high}")}
+
+    out = tmp_path / "out.jsonl"
+    interrupted(before, llm, out, 2)
+    assert swapped.digest == before.digest
+    with pytest.raises(ConfigError, match="another graph"):
+        swapped.run(ROWS, llm, out=out)
+    assert before.run(ROWS, llm, out=out).column("out")[0] == "LOW TOPIC 0 HIGH TOPIC 0"
+
+
+def test_a_run_of_an_earlier_version_is_refused(llm: LLM, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    Path(f"{out}.run").mkdir()
+    database = Database(Path(f"{out}.run"))
+    WorkflowRunTable(database).begin("run", b'{"graph":"","rows":"","model":""}')
+    database.close()
+    with pytest.raises(ConfigError, match=r"another version of Weft .*: finish that run, remove .*out\.jsonl\.run"):
+        steps.run(ROWS, llm, out=out)
 
 
 def test_a_folder_of_the_user_s_is_left_alone(llm: LLM, tmp_path: Path) -> None:
@@ -218,6 +254,41 @@ def test_counts_are_kept_through_several_interruptions(llm: LLM, tmp_path: Path,
     results = looked.run(ROWS, llm, out=tmp_path / "out.jsonl")
     assert results.errors == []
     assert results.counts.calls.calls == len(made) == 3 + 3 + 3 + 1
+
+
+def test_an_answer_of_equal_calls_is_kept_for_each_row(
+    llm: LLM, tmp_path: Path, made: list[ModelAnswer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row whose call was sent ends, and the run is interrupted before the others do."""
+    has_ended = threading.Event()
+    end = RunJournal.end
+
+    def noted(*arguments: Any) -> None:
+        end(*arguments)
+        has_ended.set()
+
+    def look(text: str) -> str:
+        CALLS.append(text)
+        assert len(CALLS) == 1 or has_ended.wait(30)
+        return text
+
+    monkeypatch.setattr(RunJournal, "end", noted)
+    shared = weft.flow(
+        lambda topic: ops.function(look, f"{topic}: {ops.llm('Tell me something.', max_tokens=8, temperature=0)}")
+    )
+    options: dict[str, Any] = {"limits": weft.RunLimits(calls=1), "concurrency": Concurrency(functions=1)}
+    CALLS.clear()
+    stop_at[:] = [2]
+    with pytest.raises(Interrupted):
+        shared.run(ROWS, llm, out=tmp_path / "out.jsonl", **options)
+    stop_at.clear()
+    assert CALLS[0].startswith("topic 0")
+    results = shared.run(ROWS, llm, out=tmp_path / "out.jsonl", **options)
+    assert results.errors == []
+    counts = results.counts.calls
+    assert len(made) == counts.calls == 1
+    assert counts.prompt_tokens + counts.output_tokens == tokens_of(made)
+    assert {value.partition(": ")[2] for value in results.column("value")} == {made[0].text}
 
 
 def test_another_model_at_an_address_is_another_run(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from weft.abi.errors import EngineDead, InvalidRequest, LimitExceeded, Overloade
 from weft.workflow.graph import graph_from_dict
 from weft.workflow.graph.values import RowError
 from weft.workflow.run.calls import ModelAnswer, ModelRequest
-from weft.workflow.run.instructions import CallModel, RowDone, RunLimits
+from weft.workflow.run.instructions import CallFunction, CallModel, RowDone, RunLimits, RunProgram
 from weft.workflow.run.order import CallSite
 from weft.workflow.run.state import RunState
 
@@ -90,6 +90,64 @@ def test_a_body_begins_before_all_that_it_needs_is_there() -> None:
     player = Player(graph_from_dict(raw), [], max_calls=100)
     player.state.open_row(0, {"q": "a,b"})
     assert {str(call.task) for call in player.state.take(100)} == {"0/slow", "0/m[0].one", "0/m[1].one"}
+
+
+def begun(raw: Json, row: Json) -> set[str]:
+    """Nodes that are asked for before anything has a value."""
+    state = RunState(graph_from_dict(raw))
+    state.open_row(0, row)
+    return {each.task.path for each in state.take(100) if isinstance(each, (CallModel, CallFunction, RunProgram))}
+
+
+WAITED = function("parts", "split_up", x="{{q}}")
+
+
+@pytest.mark.parametrize("bound", ["item", "state"])
+def test_a_body_does_not_begin_with_what_only_a_case_needs(bound: str) -> None:
+    cases = switch("s", "q", a=body(llm("x", "{{early}}"), v="x"), b=body(llm("y", "{{late}}"), v="y"))
+    inside = body(cases, text("t", "{{s.v}}{{needed}}"), state="t")
+    raw = mapped("m", "parts", inside) if bound == "item" else loop("m", {"state": "parts"}, inside, max_rounds=1)
+    whole = graph(WAITED, llm("early"), llm("late"), llm("needed"), raw)
+    assert begun(whole, {"q": "b"}) == {"parts", "needed"}
+
+
+@pytest.mark.parametrize(
+    ("node", "is_asked"),
+    [
+        (function("f", "f", x="{{q}}") | {"pure": True}, True),
+        (function("f", "f", x="{{q}}"), False),
+        ({"id": "f", "op": "program", "program": "agent"}, False),
+        (llm("f"), True),
+    ],
+)
+def test_a_map_asks_ahead_for_what_does_nothing_else(node: Json, is_asked: bool) -> None:
+    each = mapped("m", "parts", body(text("t", "{{i}}{{f}}"), v="t"))
+    assert begun(graph(WAITED, node, each), {"q": ""}) == ({"parts", "f"} if is_asked else {"parts"})
+    # So does a call that needs it, and a loop around the map.
+    called = graph(WAITED, node, llm("a", "{{f}}"), mapped("m", "parts", body(text("t", "{{i}}{{a}}"), v="t")))
+    assert begun(called, {"q": ""}) == ({"parts", "f"} if is_asked else {"parts"})
+    rounds = loop("l", {"s": "parts"}, body(each, s="m.v"), max_rounds=2)
+    assert begun(graph(WAITED, node, rounds), {"q": ""}) == ({"parts", "f"} if is_asked else {"parts"})
+    # A loop has a round in any case.
+    asked = loop("l", {"s": "parts"}, body(text("t", "{{s}}{{f}}"), s="t"), max_rounds=2)
+    assert begun(graph(WAITED, node, asked), {"q": ""}) == {"parts", "f"}
+
+
+def test_a_function_that_does_something_is_not_called_for_an_empty_list() -> None:
+    empty: Json = {"id": "parts", "op": "data", "value": []}
+    each = mapped("m", "parts", body(text("t", "{{i}}{{f}}"), v="t"))
+    called: list[str] = []
+
+    def noted(call: CallFunction) -> str:
+        called.append(call.task.path)
+        return "x"
+
+    raw = graph(empty, function("f", "f", x="{{q}}"), each)
+    assert play(raw, [{"q": ""}], function=noted).done[0].outputs == {"out": []}
+    assert called == []
+    raw["nodes"][0]["value"] = ["1", "2"]
+    assert play(raw, [{"q": ""}], function=noted).done[0].outputs == {"out": ["1x", "2x"]}
+    assert called == ["f"]
 
 
 def test_a_failure_is_one_entry_of_its_row_and_nothing_of_others() -> None:
@@ -172,6 +230,27 @@ def test_equal_calls_in_flight_are_one_if_they_can_only_answer_alike(fields: Jso
     assert len(player.sent) == sent
     assert player.state.counts.calls.merged_calls == 6 - sent
     assert [row.failure for row in done] == [None] * 3
+
+
+@pytest.mark.parametrize("limits", [None, RunLimits(tokens=100_000)])
+def test_equal_calls_are_tried_as_often_as_each_says(limits: RunLimits | None) -> None:
+    calls = [llm(name, "same", temperature=0, retries=tries) for name, tries in (("a", 1), ("b", 2), ("c", 0))]
+    left = [2]
+
+    def answer(request: ModelRequest) -> ModelAnswer:
+        if left[0]:
+            left[0] -= 1
+            raise EngineDead("dead")
+        return fake_answer(request)
+
+    raw = graph(*calls, outputs={"a": "a", "b": "b", "c": "c"})
+    player = play(raw, [{"q": ""}], answer=answer, limits=limits)
+    assert set(player.done[0].outputs) == {"a", "b"}
+    assert [call.task.path for call in player.sent] == ["c", "b", "b"]
+    assert player.now == 0.5 + 1.0
+    counts = player.state.counts.calls
+    assert (counts.calls, counts.merged_calls) == (1, 1)
+    assert not player.state._equal
 
 
 @pytest.mark.parametrize(("limits", "made"), [(RunLimits(calls=2), 2), (RunLimits(tokens=1), 0)])

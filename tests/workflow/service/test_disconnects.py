@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.server.conftest import RunningServer, running
-from tests.server.test_workflow_runs import ASK, PLAIN, ROWS, assert_nothing_left, start
-from tests.workflow.shapes import graph, text
+from tests.server.test_workflow_runs import ASK, PLAIN, ROWS, assert_nothing_left, create, events, start
+from tests.workflow.shapes import Json, graph, text
 from weft.abi.errors import NoValue
 from weft.workflow.service import run_variables
 from weft.workflow.service.record import WorkflowRunSpec
@@ -72,6 +72,33 @@ def test_a_run_is_resumed_although_its_client_disconnects(monkeypatch: pytest.Mo
         stepped.wait_until(lambda: len(stepped.engine.sequences) == 5)
         client.post(f"/v1/runs/{run}/cancel")
         assert_nothing_left(stepped)
+
+
+def test_a_run_does_not_go_on_with_a_workflow_whose_nodes_have_other_ids() -> None:
+    """Values from outside are kept by ids, and these would be those of the other node."""
+
+    def asked(first: str, second: str) -> Json:
+        nodes = ({"id": first, "op": "external"}, {"id": second, "op": "external"})
+        return graph(*nodes, text("t", f"{{{{{first}}}}} then {{{{{second}}}}}"))
+
+    with running() as server, server.http() as client:
+        run = start(client, asked("a", "b"), ROWS[:1], background=True)["id"]
+        waiting_ids(server, 2)
+        client.post(f"/v1/runs/{run}/cancel")
+        server.wait_until(lambda: not server.service.workflows.runs.num_running)
+        workflow = create(client, asked("a", "b"))
+        client.delete(f"/v1/workflows/{workflow}")
+        assert create(client, asked("b", "a")) == workflow
+        client.post(f"/v1/runs/{run}/resume")
+        ended = events(client.get(f"/v1/runs/{run}/events").text)[-1][1]["run"]
+        assert ended["status"] == "failed"
+        assert "stored again with other ids" in ended["error"]["message"]
+        client.delete(f"/v1/workflows/{workflow}")
+        assert create(client, asked("a", "b")) == workflow
+        client.post(f"/v1/runs/{run}/resume")
+        assert len(waiting_ids(server, 2)) == 2
+        client.post(f"/v1/runs/{run}/cancel")
+        assert_nothing_left(server)
 
 
 def test_two_requests_with_one_key_wait_for_one_run(monkeypatch: pytest.MonkeyPatch) -> None:

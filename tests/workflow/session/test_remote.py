@@ -20,6 +20,7 @@ from weft.config import EngineConfig, WorkflowsConfig
 from weft.engine.inline import InlineEngine
 from weft.llm import LLM
 from weft.tokenizers.load import load_tokenizer
+from weft.workflow.frontend.variable import Variable
 from weft.workflow.graph.values import RowError
 from weft.workflow.run.instructions import RunLimits
 from weft.workflow.run.value_errors import NodeFailed
@@ -122,6 +123,25 @@ def test_errors_name_where_they_began(server: RunningServer) -> None:
     for variable in (then, told):
         with pytest.raises(NodeFailed):
             variable.get()
+
+
+def test_what_has_failed_is_computed_again_though_only_what_depends_on_it_was_asked_for(server: RunningServer) -> None:
+    def alone() -> Variable:
+        return ops.text("a").regex("[0-9]")
+
+    def in_a_body() -> Variable:
+        return ops.join(ops.map(lambda part: part.regex("[0-9]"), ops.list("a")))
+
+    def refused() -> Variable:
+        return ops.llm("hi", model="none", temperature=0)
+
+    for make in (alone, in_a_body, refused):
+        with weft.session(server.url):
+            first = make()
+            assert repr(make()) == repr(first)
+            with pytest.raises(NodeFailed):
+                ops.text(f"{first}!").get()
+            assert repr(make()) != repr(first), make.__name__
 
 
 def test_errors_that_cannot_be_told_as_they_are_reach_what_depends_on_them(server: RunningServer) -> None:

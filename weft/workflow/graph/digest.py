@@ -4,8 +4,9 @@ reference is spelled make no difference. Inputs, outputs and what a loop binds k
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -39,6 +40,40 @@ def free_references(node: GraphNode) -> tuple[Reference, ...]:
     return tuple(found)
 
 
+class Asked(NamedTuple):
+    """What the evaluation of a node asks for around it; what only cases of a switch need is not among it."""
+
+    always: tuple[Reference, ...]
+    """Whatever the values are."""
+    by_items: tuple[Reference, ...] = ()
+    """Where lists of maps are not empty."""
+    inside: frozenset[str] = frozenset()
+    """The nodes of its body that are evaluated for one or the other, where it is a map or a loop."""
+
+
+def asked_around(node: GraphNode) -> Asked:
+    """What a node asks for: its own references, and what each item of a map or each round of a loop needs."""
+    always, by_items = [use.reference for use in uses(node)], list[Reference]()
+    if not isinstance(node, (MapNode, LoopNode)):
+        return Asked(tuple(always))
+    by_id = {inner.id: inner for inner in node.body.nodes}
+    known: dict[str, Asked] = {}
+    seen: set[tuple[str, bool]] = set()
+    pending = deque((reference, isinstance(node, LoopNode)) for reference in goals(node.body.outputs, node))
+    while pending:
+        reference, is_always = pending.popleft()
+        name = reference.name
+        if name not in by_id:
+            if name not in node.bound:
+                (always if is_always else by_items).append(reference)
+        elif (name, is_always) not in seen:
+            seen.add((name, is_always))
+            known[name] = inner = known.get(name) or asked_around(by_id[name])
+            pending += ((each, is_always) for each in inner.always)
+            pending += ((each, False) for each in inner.by_items)
+    return Asked(tuple(always), tuple(by_items), frozenset(known))
+
+
 def dependencies(nodes: Iterable[GraphNode]) -> dict[str, tuple[str, ...]]:
     """By id, the ids among these nodes that each one needs directly, without repetition, in order of use."""
     nodes = list(nodes)
@@ -69,6 +104,11 @@ def digest(graph: WorkflowGraph) -> str:
     graph = canonical(graph)
     shape = _body_shape(Body(nodes=graph.nodes, outputs=graph.outputs), None, lambda reference: reference, 0)
     return _hash({"version": graph.version, "inputs": sorted(graph.inputs), **shape})
+
+
+def journal_digest(graph: WorkflowGraph) -> str:
+    """64 hexadecimal digits; equal for graphs that differ in the order of nodes alone. Journals keep values by ids."""
+    return _hash({"inputs": sorted(graph.inputs), "nodes": _by_id(graph.nodes), "outputs": graph.outputs})
 
 
 def rows_digest(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -195,7 +235,8 @@ def _shape(node: GraphNode, name: Rename, depth: int) -> dict[str, Any]:
     all graphs; what a loop binds is an output too and keeps its own."""
 
     def text(value: str) -> Any:
-        parts = parse_template(value).parts
+        # The template without parts is the empty text; without parts here it would be the empty list.
+        parts = parse_template(value).parts or ("",)
         return [part if isinstance(part, str) else {"": str(name(part))} for part in parts]
 
     used: list[Any] = []
@@ -214,6 +255,17 @@ def _shape(node: GraphNode, name: Rename, depth: int) -> dict[str, Any]:
     plain = {field: value for field, value in msgspec.to_builtins(bare).items() if field not in ("id", "item", "until")}
     bodies = {place: _body_shape(body, node, inner, depth + 1) for place, body in node.bodies.items()}
     return {"node": plain, "uses": used, "bodies": bodies}
+
+
+def _by_id(nodes: Iterable[GraphNode]) -> dict[str, Any]:
+    """Nodes as JSON, the nodes of each body by their ids."""
+    return {
+        node.id: {
+            "node": node.with_bodies(dict.fromkeys(node.bodies, _EMPTY)),
+            "bodies": {place: [_by_id(body.nodes), body.outputs] for place, body in node.bodies.items()},
+        }
+        for node in nodes
+    }
 
 
 def _hash(shape: Any) -> str:

@@ -10,7 +10,7 @@ import bisect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,7 +38,7 @@ MAX_PARTS = 200_000
 MAX_PARTS_TOKENS = 8 << 20
 """Of all parts of a text that is split by tokens."""
 MAX_NESTING = 200
-"""Lists and objects within others, of a value from outside: deeper ones would exceed the stack of what reads them."""
+"""Lists and objects within others: deeper ones would exceed the stack of what reads them."""
 TOO_DEEP = f"lists and objects stand in others {MAX_NESTING} deep at most"
 MAX_SHOWN_CHARS = 60
 """Characters of a value that a message shows."""
@@ -129,29 +129,65 @@ def fill(template: str, value_of: ValueOf) -> str:
 
 
 def list_of(values: Any, value_of: ValueOf) -> list[Any]:
-    """The value of a list node. Raises `RowError` for one whose JSON has more than `MAX_VALUE_CHARS` or so: values
-    stand in a list as they are, so one that is in it many times has no size of its own."""
+    """The value of a list node. Raises `RowError` for one that is nested more than `MAX_NESTING` deep, or whose JSON
+    has more than `MAX_VALUE_CHARS` or so: values stand in a list as they are, so one that is in it many times has no
+    size of its own."""
     made = list(fill_values(values, value_of))
-    sizes: dict[int, int] = {}
+    _within(_Extents().of(made).num_chars)
+    return made
 
-    def size(value: Any) -> int:
+
+def check_items(values: Sequence[Any]) -> None:
+    """Raise `RowError` where what the items of a map gave is no list of `MAX_NESTING` at most: a loop around the map
+    would nest any number. Lists and objects that are in it more than once may have `MAX_VALUE_CHARS` more than once:
+    they could double with each round of a loop, and only where the value is written they take memory."""
+    extents = _Extents()
+    extents.of(values)
+    _within(extents.repeated_chars)
+
+
+class _Extent(NamedTuple):
+    num_chars: int
+    """Of the JSON, or so."""
+    depth: int
+    """Lists and objects within others, as `is_too_deep` counts them."""
+
+
+class _Extents:
+    """How large values are as JSON, and how deep. Each list or object is looked at once, however often it is there."""
+
+    def __init__(self) -> None:
+        self.repeated_chars = 0
+        """Of lists and objects, each time that they were met again."""
+        self._known: dict[int, _Extent] = {}
+
+    def of(self, value: Any) -> _Extent:
+        """The extent of a value. Raises `RowError` for one that is too deep."""
+        try:
+            return self._of(value)
+        except RecursionError:
+            raise RowError(TOO_DEEP) from None
+
+    def _of(self, value: Any) -> _Extent:
         if isinstance(value, AnswerValue):
             value = value.value
         if isinstance(value, str):
-            return len(value) + 2
+            return _Extent(len(value) + 2, 0)
         if not isinstance(value, (list, tuple, Mapping)):
-            return 1
-        known = sizes.get(id(value))
-        if known is None:
-            items = itertools.chain(value, value.values()) if isinstance(value, Mapping) else value
-            known = sizes[id(value)] = _within(2 + sum(map(size, items)))
-        return known
-
-    try:
-        size(made)
-    except RecursionError:
-        raise RowError("a list is nested too deeply") from None
-    return made
+            return _Extent(1, 0)
+        known = self._known.get(id(value))
+        if known is not None:
+            self.repeated_chars += known.num_chars
+            return known
+        num_chars, depth = 2, 0
+        for item in itertools.chain(value, value.values()) if isinstance(value, Mapping) else value:
+            inner = self._of(item)
+            num_chars += inner.num_chars
+            depth = max(depth, inner.depth + 1)
+        if depth > MAX_NESTING:
+            raise RowError(TOO_DEEP)
+        made = self._known[id(value)] = _Extent(num_chars, depth)
+        return made
 
 
 def _within(num_chars: int) -> int:

@@ -14,9 +14,9 @@ from typing import cast
 from msgspec.structs import replace
 
 from weft.workflow.graph.determinism import is_deterministic
-from weft.workflow.graph.digest import free_references, goals, node_digest
+from weft.workflow.graph.digest import asked_around, free_references, node_digest
 from weft.workflow.graph.names import all_nodes
-from weft.workflow.graph.nodes import AnyNode, Body, LlmNode, LoopNode, MapNode, WorkflowGraph, uses
+from weft.workflow.graph.nodes import AnyNode, Body, LlmNode, LoopNode, WorkflowGraph
 from weft.workflow.graph.templates import Reference
 from weft.workflow.passes.base import (
     Lookup,
@@ -81,11 +81,11 @@ class _Merger:
         if not isinstance(node, LoopNode):
             return node
         inside = {inner.id for inner in node.body.nodes} | set(node.bound)
-        always = _asked_by_every_round(node)
+        asked = asked_around(node).inside
         stay = []
         for inner in node.body.nodes:
             needs = {reference.name for reference in free_references(inner)}
-            if needs & inside or inner.id not in always or not may_merge(inner):
+            if needs & inside or inner.id not in asked or not may_merge(inner):
                 stay.append(inner)
                 continue
             inside.remove(inner.id)
@@ -93,23 +93,6 @@ class _Merger:
                 around.append(inner)
                 self.groups.setdefault(inner.id, [])
         return replace(node, body=replace(node.body, nodes=tuple(stay)))
-
-
-def _asked_by_every_round(node: LoopNode) -> set[str]:
-    """The nodes of a loop's body that are evaluated whatever the values are: none that only cases of a switch need."""
-    nodes = {inner.id: inner for inner in node.body.nodes}
-    asked: set[str] = set()
-    pending = [reference.name for reference in goals(node.body.outputs, node)]
-    while pending:
-        name = pending.pop()
-        if name in asked or name not in nodes:
-            continue
-        asked.add(name)
-        inner = nodes[name]
-        pending += (use.reference.name for use in uses(inner))
-        if isinstance(inner, (MapNode, LoopNode)):  # which ask for what their bodies need from around them
-            pending += (reference.name for reference in free_references(inner))
-    return asked
 
 
 def may_merge(node: AnyNode) -> bool:

@@ -96,14 +96,16 @@ class RunAllowance:
         self._reserved[call] = left if bound.output_tokens is None else bound.prompt_tokens + bound.output_tokens
 
     def end(self, call: TaskName, answer: ModelAnswer | None = None) -> LimitExceeded | None:
-        """A call was answered, or has failed (None). Returns the error of an answer that went past the limit of
-        tokens: its prompt was longer than counted, or nothing bounded it."""
-        if self._reserved.pop(call, None) is None or answer is None:
+        """A call was answered, or has failed (None). An answer of a server that does not count tokens counts as all
+        that the call might use. Returns the error of an answer that went past the limit of tokens: its prompt was
+        longer than counted, or nothing bounded it."""
+        reserved = self._reserved.pop(call, None)
+        if reserved is None or answer is None:
             return None  # it was not sent, for its answer was known; or it has none
         if answer.is_cached:
             self._num_calls -= 1  # someone else has made the call meanwhile
             return None
-        self._num_tokens += answer.usage.prompt_tokens + answer.usage.output_tokens
+        self._num_tokens += (answer.usage.prompt_tokens + answer.usage.output_tokens) or reserved
         most = self._limits.tokens
         if most is None or self._num_tokens <= most:
             return None

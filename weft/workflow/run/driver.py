@@ -48,6 +48,7 @@ from weft.workflow.run.known_statistics import KnownStatistics
 from weft.workflow.run.planning import RunPlanner
 from weft.workflow.run.prompt_cache import PromptCache
 from weft.workflow.run.refusals import refusal
+from weft.workflow.run.row_reader import NumberedRow, RowReader
 from weft.workflow.run.slots import RowSlots
 from weft.workflow.run.state import RunState
 
@@ -94,7 +95,6 @@ class RunServices(NamedTuple):
 
 
 Asked = CallModel | CallFunction | RunProgram | AwaitExternal
-NumberedRow = tuple[int, Mapping[str, Any]]
 Report = Callable[[], None]
 """Tells the state how a task ended."""
 Turn = Callable[[], Awaitable[None]]
@@ -121,10 +121,11 @@ class Driver:
         turn: Turn = next_pass,
         ends_on: tuple[type[WeftError], ...] = (),
     ):
-        """`rows` are numbered, and closed at the end. What the `journal` has of them is not done again. The
-        `planner` must have been made with the order of the state; the prefixes that it pins are kept as far as the
-        backend can. The `feed` is told texts and starts of calls. `turn` is awaited between turns of evaluation.
-        Errors of the backend that `ends_on` names end the run; others are of their row."""
+        """`rows` are numbered, and closed at the end; an iterator that may take long must be a `RowReader`. What the
+        `journal` has of them is not done again. The `planner` must have been made with the order of the state; the
+        prefixes that it pins are kept as far as the backend can. The `feed` is told texts and starts of calls. `turn`
+        is awaited between turns of evaluation. Errors of the backend that `ends_on` names end the run; others are of
+        their row."""
         self._state = state
         self._rows = rows
         self._journal = journal
@@ -169,7 +170,7 @@ class Driver:
             while True:
                 await self._open_rows()
                 await self._evaluate()
-                if self._planner is not None:
+                if self._planner is not None and (self._state.num_opened or not self._is_open):
                     await self._planner.advance(self._state, is_open=self._is_open)
                 next_try_s = self._state.wake(self._now())
                 for instruction in self._state.take(*self._room()):
@@ -200,6 +201,8 @@ class Driver:
                 self._keeper.close()
             if isinstance(self._rows, AsyncGenerator):
                 await self._rows.aclose()  # what it has open would wait for the garbage collector
+            if isinstance(self._rows, RowReader):
+                self._rows.close()
             self._state.close()
 
     def _end_time(self) -> None:
@@ -229,6 +232,8 @@ class Driver:
 
     @property
     def _may_open(self) -> bool:
+        if isinstance(self._rows, RowReader) and self._rows.is_waiting:
+            return False
         return self._is_open and self._state.num_rows < self._at_once.rows and self._state.has_room
 
     def _row_ended(self, notice: RowDone) -> None:
@@ -238,6 +243,9 @@ class Driver:
     async def _open_rows(self) -> None:
         while self._may_open:
             rows = self._rows
+            if isinstance(rows, RowReader) and not rows.has_next:
+                rows.ask(self._at_once.rows - self._state.num_rows, self.wake)
+                return
             found = await anext(rows, None) if isinstance(rows, AsyncIterator) else next(rows, None)
             if found is None:
                 self._is_open = False
@@ -403,10 +411,20 @@ class Driver:
             self._journal.keep(task, value)
         self._tell(lambda: self._report(task, value))
 
+    def _keep_equal(self, task: TaskName, names: list[TaskName], answer: ModelAnswer) -> None:
+        """Keep an answer for the other calls that have it: the row of the one that was sent may end first, and then
+        the journal has nothing of its tasks. For them it costs nothing."""
+        if self._journal is not None:
+            for name in names:
+                if name != task and name.row in self._state.rows:
+                    self._journal.keep(name, answer.again)
+
     def _report(self, task: TaskName, value: Any) -> None:
         if isinstance(value, ModelAnswer):
+            names = self._state.answered_by(task)
             if self.feed.has_text(task.path):
-                self.feed.finish(self._state.answered_by(task), value.text)
+                self.feed.finish(names, value.text)
+            self._keep_equal(task, names, value)
             self._state.answered(task, value)
         else:
             self._state.returned(task, value)

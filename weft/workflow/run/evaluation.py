@@ -33,6 +33,7 @@ from weft.workflow.graph.values import (
     RowError,
     ValueOf,
     case_of,
+    check_items,
     fill,
     fill_values,
     is_last_round,
@@ -259,7 +260,17 @@ class Evaluation:
             return
         done = frame.opened.pop(node.id).done
         failure = next((each for each in done if isinstance(each, RowFailure)), None)
-        self._settle(frame, node.id, failure or {name: [each[name] for each in done] for name in node.body.outputs})
+        if failure is not None:
+            self._settle(frame, node.id, failure)
+            return
+        made = {name: [each[name] for each in done] for name in node.body.outputs}
+        try:
+            for items in made.values():
+                check_items(items)
+        except RowError as error:
+            self._settle(frame, node.id, RowFailure(frame.path + node.id, error))
+            return
+        self._settle(frame, node.id, made)
 
     def _round_ended(
         self, frame: Frame, outer: Frame, node: LoopNode, outputs: Mapping[str, Any], held_bytes: int

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from weft.workflow.graph.digest import free_references, goals
+from weft.workflow.graph.determinism import is_deterministic
+from weft.workflow.graph.digest import asked_around, free_references, goals
 from weft.workflow.graph.labels import label_prefix
-from weft.workflow.graph.nodes import AnyNode, Body, GraphNode, LoopNode, MapNode, uses
+from weft.workflow.graph.names import all_nodes
+from weft.workflow.graph.nodes import AnyNode, Body, FunctionNode, GraphNode, LoopNode, MapNode, ProgramNode, uses
 from weft.workflow.graph.templates import Reference
 
 OUTPUTS = ""
@@ -28,8 +30,8 @@ class RowFailure(NamedTuple):
 class BodyPlan:
     """What all frames of a body have in common."""
 
-    def __init__(self, body: Body, owner: GraphNode | None, prefix: str = ""):
-        """`prefix`: what the labels of its nodes begin with."""
+    def __init__(self, body: Body, owner: GraphNode | None, prefix: str = "", around: BodyPlan | None = None):
+        """`prefix`: what the labels of its nodes begin with. `around`: the plan of the body that has the owner."""
         self.body = body
         self.owner = owner
         self.labels: dict[str, str] = {}
@@ -37,8 +39,13 @@ class BodyPlan:
         self.wanted = goals(body.outputs, owner)
         self.needs = {OUTPUTS: _names(self.wanted)}
         self.ahead: dict[str, tuple[str, ...]] = {}
+        """By map and loop, what is asked for before its body begins."""
+        self.effects: set[str] = set()
+        """Nodes whose values take a call that may do something else too: of a program, or a function that is not pure,
+        in the node or in what it needs."""
         self.plans: dict[tuple[str, str], BodyPlan] = {}
         self._prefix = prefix
+        self._around = around
         for node in body.nodes:
             self.add(node)
 
@@ -48,11 +55,27 @@ class BodyPlan:
         self.nodes[node.id] = node
         self.labels[node.id] = label = self._prefix + node.id
         self.needs[node.id] = _names(use.reference for use in uses(node))
-        # Cases of a switch are left out: only the one that is taken asks for values around it.
+        needs = {reference.name for reference in free_references(node)}
+        if any(map(_has_effect, all_nodes((node,)))) or any(map(self._takes_effect, needs)):
+            self.effects.add(node.id)
         if isinstance(node, (MapNode, LoopNode)):
-            self.ahead[node.id] = _names(free_references(node))
+            # A list may be empty: a call of a model for it is one too many, but harmless, and mostly saves time.
+            asked = asked_around(node)
+            harmless = (each for each in asked.by_items if not self._takes_effect(each.name))
+            self.ahead[node.id] = _names((*asked.always, *harmless))
         for place, inner in node.bodies.items():
-            self.plans[node.id, place] = BodyPlan(inner, node, label_prefix(label, node, place))
+            self.plans[node.id, place] = BodyPlan(inner, node, label_prefix(label, node, place), self)
+
+    def _takes_effect(self, name: str) -> bool:
+        """Whether what a name means in this body is among the `effects` of the body that has it."""
+        plan: BodyPlan | None = self
+        while plan is not None:
+            if name in plan.nodes:
+                return name in plan.effects
+            if plan.owner is not None and name in plan.owner.bound:
+                return False
+            plan = plan._around
+        return False
 
 
 class Within(NamedTuple):
@@ -177,6 +200,10 @@ class Frame:
                 del frame._waiting[waiting]
                 ready.append((frame, waiting))
         return ready
+
+
+def _has_effect(node: GraphNode) -> bool:
+    return isinstance(node, (FunctionNode, ProgramNode)) and not is_deterministic(node)
 
 
 def _names(references: Iterable[Reference]) -> tuple[str, ...]:

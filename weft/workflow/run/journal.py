@@ -31,8 +31,9 @@ _log = logging.getLogger("weft.workflow")
 class RunDescription(msgspec.Struct, frozen=True):
     """What a run computes: another graph, other rows or another model is another run."""
 
-    graph: str
-    """The digest."""
+    graph: str = msgspec.field(name="graph_with_ids")
+    """The `journal_digest` of what is executed. Descriptions of earlier versions have a field `graph`, a digest without
+    ids, which does not say whose values the journal has."""
     rows: str
     model: str
 
@@ -87,9 +88,12 @@ class RunJournal:
     @classmethod
     def open(cls, database: Database, run: str, description: RunDescription) -> RunJournal:
         """Begin a run, or go on with the one that is there. Blocks. Raises `ConfigError` where a run of this name
-        computes something else, and `StorageFailed`."""
+        computes something else, or was begun by another version of Weft, and `StorageFailed`."""
         table = WorkflowRunTable(database)
-        found = msgspec.json.decode(table.begin(run, msgspec.json.encode(description)), type=RunDescription)
+        try:
+            found = msgspec.json.decode(table.begin(run, msgspec.json.encode(description)), type=RunDescription)
+        except msgspec.ValidationError:
+            raise ConfigError("a run of another version of Weft was interrupted here") from None
         if found != description:
             fields = RunDescription.__struct_fields__
             other = " and ".join(name for name in fields if getattr(found, name) != getattr(description, name))

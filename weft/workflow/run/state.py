@@ -8,7 +8,7 @@ had is a `RowFailure`, which all that depends on it inherits, so a failed row ha
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from weft.abi.errors import EngineDead, LimitExceeded, Overloaded, WeftError
@@ -190,21 +190,32 @@ class RunState(Evaluation):
 
     def failed(self, name: TaskName, error: Exception, now: float) -> None:
         """A task failed at `now`, in seconds. Overloads and deaths of engines are tried again after a pause that
-        doubles, at most `retries` times; functions after any error, as their node says."""
+        doubles, at most `retries` times; functions after any error, as their node says. Of equal calls each has its own
+        `retries`: the next one is sent when the first has none left."""
         refused = error.answer if isinstance(error, AnswerRefused) else None
         self._allowance.end(name, refused)
         task = self._tasks[name]
         if refused is not None:
             self._ledger.note(name.row, task.label, lambda counts: counts.plus(refused.usage, is_cached=False))
         if task.attempts < retries_of(task.node, error):
-            pause = pause_s(task.attempts, error)
-            task.attempts += 1
-            heapq.heappush(self._later, (now + pause, name))
+            self._try_again(name, error, now)
             return
-        for each in self._with_equals(name):
+        equals = self.answered_by(name)
+        lasting = [each for each in equals if task.attempts < retries_of(self._tasks[each].node, error)]
+        for each in self._with_equals(name, lasting):
             failed = self._tasks.pop(each)
             self._settle(failed.frame, failed.node.id, RowFailure(each.path, error))
+        if lasting:
+            first = self._tasks[lasting[0]]
+            first.attempts, first.is_counted, first.bound = task.attempts, task.is_counted, task.bound
+            self._try_again(lasting[0], error, now)
         self._work()
+
+    def _try_again(self, name: TaskName, error: Exception, now: float) -> None:
+        task = self._tasks[name]
+        pause = pause_s(task.attempts, error)
+        task.attempts += 1
+        heapq.heappush(self._later, (now + pause, name))
 
     def answered_by(self, name: TaskName) -> list[TaskName]:
         """The call, and those that will have the same answer."""
@@ -337,15 +348,19 @@ class RunState(Evaluation):
         site = task.site
         return self._order(site), site.rounds, site.items, task.frame.path, task.node.id
 
-    def _with_equals(self, name: TaskName) -> list[TaskName]:
-        """The task, and those that have the same answer."""
+    def _with_equals(self, name: TaskName, lasting: Sequence[TaskName] = ()) -> list[TaskName]:
+        """The task, and those that have the same answer or error: all equal ones but the `lasting`, which stay equal to
+        one another."""
         key = self._tasks[name].key
         if key is None:
             return [name]
-        equals = self._equal.pop(key)
-        for each in equals[1:]:
+        equals, stay = self._equal.pop(key), set(lasting)
+        if lasting:
+            self._equal[key] = list(lasting)
+        ended = [each for each in equals if each not in stay]
+        for each in ended[1:]:
             self._ledger.note(each.row, self._tasks[each].label, merged)
-        return equals
+        return ended
 
     def _evaluate(self, frame: Frame, node: AnyNode) -> None:
         if self._time_error is not None:

@@ -24,7 +24,7 @@ from weft.store.statistics import StatisticsTable
 from weft.store.workflow_runs import SavedRun, WorkflowRunTable
 from weft.workflow.actuals import CallCounts, RunCounts
 from weft.workflow.backend.endpoint import EndpointBackend, sources_of_models
-from weft.workflow.graph.digest import digest
+from weft.workflow.graph.digest import journal_digest
 from weft.workflow.graph.streamed import streamed_calls
 from weft.workflow.passes import optimise
 from weft.workflow.planner.ranks import CallRanks
@@ -86,6 +86,7 @@ class _Unwritten(NamedTuple):
 class _Prepared(NamedTuple):
     """A run, ready to be carried out."""
 
+    stored: str
     executed: str
     state: RunState
     planner: RunPlanner | None
@@ -122,8 +123,8 @@ class RunExecution:
         """Results whose calls are not counted among those of ended rows yet, in their order."""
 
     async def carry_out(self) -> None:
-        """Run all rows that have not ended. Raises what ends the run: `ConfigError` if models are not what they were,
-        `QuotaExceeded` where there is no room for a result, `StorageFailed`."""
+        """Run all rows that have not ended. Raises what ends the run: `ConfigError` if models or ids of nodes are not
+        what they were, `QuotaExceeded` where there is no room for a result, `StorageFailed`."""
         record = self._run.record
         weights = weights_of(self._models, record.models)
         if weights != record.weights:
@@ -134,7 +135,7 @@ class RunExecution:
         prepared = await self._evaluations.on_thread(record.tenant, partial(self._prepare, record))
         if record.spec.stream or record.spec.starts:
             self._run.feed = prepared.feed
-        self._run.update(executed=prepared.executed, counts=prepared.state.counts)
+        self._run.update(stored=prepared.stored, executed=prepared.executed, counts=prepared.state.counts)
         # Values of nodes that are kept from now on are those of this graph.
         self._save()
         try:
@@ -156,10 +157,16 @@ class RunExecution:
             prepared.statistics.keep(prepared.state.measured())
 
     def _prepare(self, record: WorkflowRunRecord) -> _Prepared:
-        """Blocks."""
+        """Blocks. Raises `ConfigError` for a workflow that has other ids than when the run began."""
         graph = self._workflow.graph()
+        stored = journal_digest(graph)
+        if record.stored not in ("", stored):
+            raise ConfigError(
+                "the workflow was deleted and stored again with other ids of its nodes, by which the values of this "
+                "run are kept: start it anew"
+            )
         executed = optimise(graph).graph if record.spec.optimise else graph
-        name = digest(executed)
+        name = journal_digest(executed)
         endings = self._tables.runs.endings(record.id)
         # Another version of the optimiser may make another graph; what is known of nodes is then of no use.
         tasks = self._tables.tasks.tasks(record.id) if record.executed == name else {}
@@ -196,7 +203,7 @@ class RunExecution:
             position=time.time_ns() // 1000,
             num_ended=endings.last,
         )
-        return _Prepared(name, state, planner, journal, endings, feed, statistics)
+        return _Prepared(stored, name, state, planner, journal, endings, feed, statistics)
 
     async def _beside(self, plan: PlanOfRows, rows: PlannedRows) -> CallRanks:
         return await self._evaluations.on_thread(self._run.record.tenant, partial(plan, rows))

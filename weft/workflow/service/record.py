@@ -83,9 +83,11 @@ class WorkflowRunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What calls of rows did whose results are kept: where a later execution goes on."""
     largest_row: int
     """Bytes of the largest row of inputs."""
+    stored: str = ""
+    """The `journal_digest` of the graph; empty before the first start. Values from outside are kept by its ids."""
     executed: str = ""
-    """The digest of what the optimiser made of the graph; empty before the first start. Values of nodes are those of
-    this graph."""
+    """The `journal_digest` of what the optimiser made of the graph; empty before the first start. Values of nodes are
+    those of this graph."""
     request: str
     """The digest of what was asked for: a second request with the same key must have the same."""
     is_readable: bool = True

@@ -21,6 +21,7 @@ from weft.workflow.backend.openai import CONNECT_S, lost, refused
 from weft.workflow.criteria import Criterion
 from weft.workflow.graph.builtin_functions import is_client_function
 from weft.workflow.graph.json import node_to_dict
+from weft.workflow.graph.labels import outer_node
 from weft.workflow.graph.names import all_nodes
 from weft.workflow.graph.nodes import AnyNode, ExternalNode, FunctionNode, LlmNode, uses
 from weft.workflow.graph.templates import Reference
@@ -64,7 +65,9 @@ class RemoteSession:
         self._needs: dict[str, tuple[str, ...]] = {}
         self._values: dict[Reference, Any] = {}
         self._errors: dict[str, NodeFailed] = {}
-        """By the node where they began; and of functions that failed here."""
+        """By the path of the node where they began; and of functions that failed here."""
+        self._failed: set[str] = set()
+        """Nodes in which an error began, in their bodies too, and those that the server has refused."""
         self._called: set[str] = set()
         """Nodes that are functions of this process."""
         self._getting: set[asyncio.Future[None]] = set()
@@ -150,7 +153,7 @@ class RemoteSession:
 
     def has_failed(self, name: str) -> bool:
         """Whether a node is known to have failed."""
-        return isinstance(self._values.get(Reference(name)), NodeFailed)
+        return name in self._failed or isinstance(self._values.get(Reference(name)), NodeFailed)
 
     @property
     def counts(self) -> RunCounts:
@@ -229,6 +232,7 @@ class RemoteSession:
 
     def _refuse(self, nodes: list[AnyNode], error: Exception) -> None:
         for node in nodes:
+            self._failed.add(node.id)
             self._ids[node.id].set_exception(NodeFailed.of(RowFailure(node.id, error)))
 
     async def _fetch(self, reference: Reference, criterion: Criterion | None) -> None:
@@ -251,6 +255,7 @@ class RemoteSession:
     def _error(self, told: Mapping[str, Any]) -> NodeFailed:
         """The one exception of a node that failed."""
         node = told["node"]
+        self._failed.add(outer_node(node))
         if node not in self._errors:
             made = self._errors[node] = NodeFailed(told["message"], node)
             made.cause_kind = told["code"]
@@ -286,6 +291,7 @@ class RemoteSession:
         except NodeFailed as error:
             # What depends on the function fails as its inputs do.
             self._errors[node.id] = error
+            self._failed.add(node.id)
             await self._tell(node.id, {"error": error.message})
             return
         except (WeftError, ValueError) as error:  # a text that is too long, an answer that is not JSON
@@ -297,6 +303,7 @@ class RemoteSession:
             except Exception as error:
                 if tries == node.retries:
                     self._errors[node.id] = NodeFailed.of(RowFailure(node.id, error))
+                    self._failed.add(node.id)
                     await self._tell(node.id, {"error": message_of(error) or kind_of(error)})
             else:
                 await self._tell(node.id, {"value": value})
