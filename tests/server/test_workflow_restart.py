@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import threading
 from collections.abc import Callable, Coroutine
@@ -201,6 +202,21 @@ def test_other_weights_end_a_run_that_would_mix_them(tmp_path: Path) -> None:
         assert client.post(f"/v1/runs/{run}/resume").status_code == 200
         settled(server, run)
         assert client.get(f"/v1/runs/{run}").json()["status"] == "finished"
+
+
+def test_values_of_a_graph_that_the_optimiser_makes_no_more_are_forgotten(tmp_path: Path) -> None:
+    with running(auto=False, workflows=on(tmp_path)) as server:
+        run = interrupted(server, 4)
+    with sqlite3.connect(tmp_path / FILE) as file:
+        [(record,)] = file.execute("SELECT record FROM served_runs WHERE run = ?", (run,))
+        known = file.execute("SELECT count(*) FROM workflow_tasks WHERE run = ?", (run,)).fetchone()
+        other = json.loads(record) | {"executed": "another"}
+        file.execute("UPDATE served_runs SET record = ? WHERE run = ?", (json.dumps(other).encode(), run))
+    assert known > (0,)
+    with running(auto=False, workflows=on(tmp_path)) as server:
+        server.wait_until(lambda: num_calls(server.engine) > 0)
+    with sqlite3.connect(tmp_path / FILE) as file:
+        assert file.execute("SELECT count(*) FROM workflow_tasks WHERE run = ?", (run,)).fetchone() == (0,)
 
 
 def test_a_run_of_a_model_that_is_served_elsewhere_waits(tmp_path: Path) -> None:

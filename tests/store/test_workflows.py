@@ -40,6 +40,8 @@ def test_a_run_is_found_again_with_what_it_has(tmp_path: Path) -> None:
     table = WorkflowRunTable(again := Database(tmp_path))
     assert table.begin("r", b"another") == b"this"
     assert table.load("r") == SavedRun({0: b"result"}, {(1, "a"): b"4", (1, "m[0].b"): b"3"})
+    table.forget_tasks("r")
+    assert table.load("r") == SavedRun({0: b"result"}, {})
     table.forget("r")
     assert table.load("r") == SavedRun({}, {})
     assert table.load("other").tasks == {(0, "a"): b"5"}

@@ -23,6 +23,7 @@ _TASKS = select(workflow_tasks.c.row, workflow_tasks.c.path, workflow_tasks.c.va
 _FORGET_TASKS = delete(workflow_tasks).where(
     workflow_tasks.c.run == _THIS, workflow_tasks.c.row == bindparam("this_row")
 )
+_FORGET_ALL_TASKS = delete(workflow_tasks).where(workflow_tasks.c.run == _THIS)
 _PUT_ROW = upsert(workflow_rows)
 _PUT_TASK = upsert(workflow_tasks)
 _SECONDS = select(workflow_seconds.c.seconds).where(workflow_seconds.c.run == _THIS)
@@ -75,6 +76,10 @@ class WorkflowRunTable:
     def tasks(self, run: str) -> dict[tuple[int, str], bytes]:
         """Values of nodes as in `SavedRun.tasks`. Blocks."""
         return self._database.read(lambda connection: _tasks(connection, run))
+
+    def forget_tasks(self, run: str) -> None:
+        """Remove all values of nodes of a run. Blocks."""
+        self._database.write(lambda connection: connection.execute(_FORGET_ALL_TASKS, {"this": run})).result()
 
     def seconds(self, run: str) -> float:
         """As `SavedRun.seconds`. Blocks."""

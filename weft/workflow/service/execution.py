@@ -168,8 +168,10 @@ class RunExecution:
         executed = optimise(graph).graph if record.spec.optimise else graph
         name = journal_digest(executed)
         endings = self._tables.runs.endings(record.id)
-        # Another version of the optimiser may make another graph; what is known of nodes is then of no use.
-        tasks = self._tables.tasks.tasks(record.id) if record.executed == name else {}
+        if record.executed not in ("", name):
+            # Another version of the optimiser has made another graph: its nodes may have the same ids.
+            self._tables.tasks.forget_tasks(record.id)
+        tasks = self._tables.tasks.tasks(record.id)
         counts = record.ended_counts._replace(rows=len(endings.rows), failed_rows=endings.num_failed)
         settings, wanted = record.spec.planning, record.spec.wanted
         began_s = record.started_s or time.time()
