@@ -343,7 +343,13 @@ class ProgramsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         counts = ("max_runs", "max_runs_per_tenant", "max_waiting", "max_kept_runs", "max_memory_bytes")
         sizes = ("max_message_bytes", "max_log_bytes")
-        for name in (*counts, *sizes, "max_connections_per_tenant", "max_sandbox_bytes", "max_sandbox_bytes_per_tenant"):
+        for name in (
+            *counts,
+            *sizes,
+            "max_connections_per_tenant",
+            "max_sandbox_bytes",
+            "max_sandbox_bytes_per_tenant",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
