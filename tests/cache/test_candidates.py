@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from weft.cache.candidates import MANY, ORDER_S, ORDERED, Candidates, RunPlace
+from weft.cache.candidates import FEW_TENANTS, MANY, ORDER_S, ORDERED, Candidates, RunPlace
 from weft.cache.nodes import Node, Wait
-from weft.cache.runs import PageRuns, Ranking
+from weft.cache.runs import PageRuns, Ranking, least_recently_used
 
 PAGE_BYTES = 16
 
@@ -286,3 +286,29 @@ def test_a_run_that_gets_a_copy_keeps_its_place() -> None:
     many.candidates.got_copy(many.nodes[1])
     assert many.candidates.worth_copies(2, 0.0) == [many.nodes[2]]
     assert many.num_ranked == [MANY + 1]
+
+
+def test_tenants_that_no_candidate_has_are_forgotten() -> None:
+    seen: list[PageRuns] = []
+
+    def rank(runs: PageRuns, now: float) -> Ranking:
+        seen.append(runs)
+        return least_recently_used(runs, now)
+
+    candidates = Candidates(rank, 4, 1000)
+    roots = [Node(0, None, b"", 0, PAGE_BYTES, 0.0, owner=f"tenant {number}") for number in range(10 * FEW_TENANTS)]
+    staying: list[Node] = []
+    for number, root in enumerate(roots):
+        node = Node(number, root, bytes(PAGE_BYTES), 1, PAGE_BYTES, float(number))
+        candidates.add(node)
+        if number % FEW_TENANTS == 1 or root is roots[-1]:
+            staying.append(node)
+        else:
+            candidates.discard(node)
+    assert candidates.first(0.0) is staying[0]
+    runs = seen[-1]
+    assert len(runs.tenants) <= FEW_TENANTS + 1
+    by_order = dict(zip(runs.order.tolist(), runs.tenant.tolist(), strict=True))
+    assert {node.node_id: runs.tenants[by_order[node.node_id]] for node in staying} == {
+        node.node_id: node.owner for node in staying
+    }

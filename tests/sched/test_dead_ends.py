@@ -4,6 +4,7 @@ that never came to its turn."""
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
@@ -12,6 +13,7 @@ from weft.core import wire
 from weft.core.clock import ManualClock
 from weft.core.ids import pack_tokens
 from weft.core.sampling import StopParams
+from weft.core.wire import PromptOutputs
 from weft.engine.engine import Engine
 from weft.sched import interception
 from weft.sched.scheduler import SchedulerConfig
@@ -222,3 +224,104 @@ def test_one_that_is_preempted_waits_for_the_one_that_gets_its_pages(
         stepped.turn()
     assert not stepped.scheduler.has_work
     assert stepped.scheduler.stats().preemptions < 10
+
+
+@pytest.mark.parametrize("policy", ["lru", "min_waste", "swap"])
+@pytest.mark.parametrize("num_forks", [1, 2])
+@pytest.mark.parametrize("num_tokens", [113, 118, 124])
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_forks_of_a_context_that_fills_the_device_end(
+    policy: str, num_forks: int, num_tokens: int, is_computed: bool
+) -> None:
+    """The pool has the pages of one context: none is left to copy the last page to, which all of the forks have."""
+    s = Stepped(num_pages=8, page_size=16, policy=policy)
+    s.open(1, list(range(num_tokens)))
+    if is_computed:
+        s.generate(1, 1)
+        s.run()
+    seqs = [1 + number for number in range(1 + num_forks)]
+    for child in seqs[1:]:
+        s.fork(1, child)
+    for seq in seqs:
+        s.generate(seq, 128 - len(s.known[seq]))
+    s.finish()
+
+
+@pytest.mark.parametrize("asked", [[1], [2], [2, 1], [2, 3]])
+def test_any_fork_of_an_idle_context_that_fills_the_device_goes_on(asked: list[int]) -> None:
+    s = Stepped(num_pages=8, page_size=16, policy="min_waste")
+    s.open(1, list(range(120)))
+    s.generate(1, 1)
+    s.run()
+    s.fork(1, 2)
+    s.fork(1, 3)
+    for seq in asked:
+        s.generate(seq, 7)
+    s.finish()
+
+
+def test_a_context_that_fills_the_device_goes_on_after_its_last_page_was_cut() -> None:
+    s = Stepped(num_pages=8, page_size=16)
+    s.open(1, list(range(100)))
+    last = list(range(100, 128))
+    s.known[1] += last
+    s.say(wire.Append(seq=1, op=5, tokens=pack_tokens(last), outputs=PromptOutputs(hidden="last")))
+    s.run()
+    assert s.sequence(1).num_computed == 128
+    s.truncate(1, 124)
+    generated = s.generate(1, 4)
+    s.run()
+    assert s.generations[generated].ending is not None
+    assert s.scheduler.stats().recomputed_tokens <= 12
+    s.finish()
+
+
+def contexts_that_fill_the_device(seed: int, num_acts: int) -> None:
+    """Forks, truncations and prompts up to the last token of a context, in a pool that has its pages alone."""
+    source = random.Random(seed)
+    page_size, num_pages = source.choice([4, 8, 16]), source.choice([3, 4, 8])
+    s = Stepped(
+        num_pages=num_pages,
+        page_size=page_size,
+        num_host_pages=source.choice([0, 0, 4, 20]),
+        policy=source.choice(["lru", "min_waste", "discard", "swap", "preserve"]),
+        max_running=source.choice([2, 4]),
+        prefix_cache=source.random() < 0.8,
+    )
+    most = num_pages * page_size
+    s.open(1, list(range(source.choice([most - 1, most - page_size // 2, most - page_size, most // 2]))))
+    begun, names = [1], iter(range(2, 1000))
+    for _ in range(num_acts):
+        seq, act = source.choice(begun), source.randrange(8)
+        length, busy = len(s.known[seq]), s.sequence(seq).ops
+        if busy:
+            pass
+        elif act < 2 and len(begun) < 5:
+            begun.append(next(names))
+            s.fork(seq, begun[-1])
+        elif act == 2 and len(begun) > 1:
+            begun.remove(seq)
+            s.release(seq)
+        elif act == 3:
+            s.truncate(seq, max(1, source.choice([length - 1, source.randrange(length)])))
+        elif act == 4 and length < most:
+            tokens = [source.randrange(3)] * source.choice([1, most - length])
+            s.known[seq] += tokens
+            outputs = PromptOutputs(hidden="last")
+            s.say(wire.Append(seq=seq, op=s.number(), tokens=pack_tokens(tokens), outputs=outputs))
+        elif length < most:
+            s.generate(seq, source.choice([1, most - length]))
+        for _ in range(source.choice([0, 0, 1, 3])):
+            s.turn()
+    s.finish()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_contexts_that_fill_the_device_at_random(seed: int) -> None:
+    contexts_that_fill_the_device(seed, 40)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_many_contexts_that_fill_the_device_at_random(seed: int) -> None:
+    contexts_that_fill_the_device(seed, 60)

@@ -155,3 +155,24 @@ def test_forks_that_meet_at_random(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 300))
 def test_many_forks_that_meet_at_random(seed: int) -> None:
     play(seed, 150)
+
+
+def test_a_fork_of_a_parked_sequence_computes_nothing_before_an_operation_asks() -> None:
+    stepped = Stepped(num_pages=12, max_running=4)
+    stepped.open(1, list(range(40)))
+    stepped.generate(1, 1)
+    stepped.run()
+    stepped.open(2, list(range(500, 580)))
+    stepped.generate(2, 1)
+    stepped.run()
+    assert stepped.sequence(1).wait is not None
+    known = computed(stepped)
+    stepped.fork(1, 3)
+    stepped.run()
+    assert computed(stepped) == known
+    assert stepped.sequence(3).state is SequenceState.IDLE
+    again = stepped.scheduler.stats().recomputed_tokens
+    stepped.generate(3, 1)
+    stepped.run()
+    assert stepped.scheduler.stats().recomputed_tokens > again
+    stepped.finish()

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tests.sched.stepping import Stepped
 from tests.sched.test_decisions import Alone
 from weft.cache.manager import KVCache
 from weft.cache.nodes import Wait
@@ -17,7 +18,7 @@ from weft.sched.policies import make_policy
 from weft.sched.policies.heuristic import HeuristicPolicy
 from weft.sched.policies.lru import LruPolicy
 from weft.sched.scheduler import Scheduler, SchedulerConfig
-from weft.sched.sequence import COLD, NEW, QueuePlace, ReturnOrder, SequenceState
+from weft.sched.sequence import COLD, NEW, WARM, QueuePlace, ReturnOrder, SequenceState
 
 
 class Noting(LruPolicy):
@@ -424,3 +425,57 @@ def test_the_kinds_that_the_heuristic_discards_are_its_argument(kind: str, is_ke
     engine.run()
     engine.plain(2, [7] * 10)
     assert (engine.sequence(1).num_computed > 0) is is_kept
+    engine.say(wire.Generate(seq=1, op=3, stop=StopParams(max_tokens=1)))
+    assert engine.sequence(1).place.line == (WARM if is_kept else COLD)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [wire.Cancel(seq=1), wire.Truncate(seq=1, num_tokens=30), wire.Generate(seq=1, op=4, num_generated=90)],
+    ids=["cancelled", "cut", "failed"],
+)
+def test_a_parked_sequence_without_an_operation_does_not_wait_for_the_device(command: wire.Command) -> None:
+    engine = Engine()
+    engine.say(
+        wire.Open(seq=1),
+        wire.Append(seq=1, op=1, tokens=pack_tokens([1] * 40)),
+        wire.Generate(seq=1, op=2, stop=StopParams(max_tokens=1)),
+    )
+    engine.run()
+    engine.plain(2, list(range(60)))
+    wait = engine.sequence(1).wait
+    assert wait is not None
+    assert wait.end is not None
+    assert wait.kind == "program"
+    engine.now += 5.0
+    if not isinstance(command, wire.Generate):
+        engine.say(wire.Generate(seq=1, op=3, stop=StopParams(max_tokens=1)))
+        assert wait.kind == "queue"
+        engine.now += 5.0
+    changes = engine.cache.tiers.candidates.num_changes
+    engine.say(command)
+    assert engine.sequence(1).state is SequenceState.IDLE
+    assert engine.sequence(1).wait is wait
+    assert (wait.kind, wait.since_s, wait.expected_s) == ("program", engine.now, None)
+    assert engine.cache.tiers.candidates.num_changes > changes
+
+
+def test_a_sequence_whose_last_token_comes_after_its_preemption_does_not_wait_for_the_device() -> None:
+    stepped = Stepped(num_pages=12)
+    for seq in (1, 2):
+        stepped.open(seq, [seq] * 20)
+    stepped.generate(1, 20)
+    ending = stepped.generate(2, 1)
+    stepped.decide()
+    reclaimer, victim = stepped.scheduler._state.reclaimer, stepped.sequence(2)
+    stepped.now += 1.0
+    reclaimer.begin_step(2, stepped.now)
+    assert reclaimer._preempt(victim, stepped.sequence(1), stepped.now)
+    assert victim.wait is not None
+    assert victim.wait.kind == "queue"
+    assert victim.wait.since_s == stepped.now, "its last use is its preemption, not its admission"
+    stepped.complete()
+    assert stepped.generations[ending].ending is not None
+    assert victim.state is SequenceState.IDLE
+    assert victim.wait.kind == "program"
+    stepped.finish()

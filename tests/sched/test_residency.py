@@ -10,6 +10,7 @@ import pytest
 from tests.sched.test_interception import Engine
 from weft.cache.integrity import check_integrity
 from weft.cache.manager import KVCache
+from weft.cache.nodes import MAX_WAITS_PER_NODE
 from weft.core import wire
 from weft.core.cost.model import MoveBudget
 from weft.core.ids import pack_tokens
@@ -411,3 +412,48 @@ def test_a_return_that_is_announced_with_a_number_is_answered() -> None:
     engine.idle(1, A)
     assert engine.count(wire.Expect, seq=1, kind="http", expected_in_s=3.0) == 0
     assert engine.refusal(wire.Expect, seq=1, kind="http", expected_in_s=-3.0) == ("invalid_request", "expected_in_s")
+
+
+def test_the_part_of_a_pin_on_the_host_stays_there() -> None:
+    engine = Resident(host_pages=8)
+    engine.plain(1, A)
+    assert engine.count(wire.Demote, **prefix(A)) == 4
+    assert engine.count(wire.Retain, **prefix(A), ttl_s=1e9, weight=math.inf) == 4
+    for seq in range(2, 8):
+        engine.plain(seq, [seq] * 70)
+    match = engine.cache.index.find("", pack_tokens(A))
+    assert match is not None
+    assert match.num_pages == 4
+
+
+def test_a_demote_does_not_take_the_room_of_a_pin_on_the_host() -> None:
+    engine = Resident(host_pages=4)
+    engine.plain(1, A)
+    assert engine.count(wire.Demote, **prefix(A)) == 4
+    assert engine.count(wire.Retain, **prefix(A), ttl_s=1e9, weight=math.inf) == 4
+    engine.plain(2, B)
+    assert engine.refusal(wire.Demote, **prefix(B)) == ("out_of_pages", None)
+
+
+def test_a_second_copy_goes_before_what_only_the_host_has_and_is_retained() -> None:
+    engine = Resident(host_pages=8)
+    engine.plain(1, A)
+    assert engine.count(wire.Demote, **prefix(A)) == 4
+    assert engine.count(wire.Retain, **prefix(A), ttl_s=1e9, weight=1.0) == 4
+    engine.plain(2, B)
+    assert engine.count(wire.Demote, **prefix(B)) == 4
+    assert engine.count(wire.Prefetch, **prefix(B)) == 4
+    engine.plain(3, C)
+    assert engine.count(wire.Demote, **prefix(C)) == 4
+    for tokens in (A, B, C):
+        match = engine.cache.index.find("", pack_tokens(tokens))
+        assert match is not None
+        assert match.num_pages == 4
+
+
+def test_every_hold_of_the_same_tokens_keeps_them() -> None:
+    engine = Resident(num_pages=40)
+    for seq in range(1, MAX_WAITS_PER_NODE + 3):
+        engine.idle(seq, A)
+        engine.count(wire.Hold, seq=seq, ttl_s=1e6)
+    assert engine.cache.retention.num_held == MAX_WAITS_PER_NODE + 2

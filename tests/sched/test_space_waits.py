@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -496,3 +497,23 @@ def test_a_wait_that_cannot_be_is_refused() -> None:
     stepped.say(wire.ExpectSpace(space=1, kind="queue"), wire.ExpectSpace(space=7, kind="http"))
     kinds = [event.error.kind for event in stepped.others if isinstance(event, wire.Failed)]
     assert kinds == ["invalid_request", "unknown_handle"]
+
+
+def test_explicit_pages_take_the_room_of_a_pin_on_the_host() -> None:
+    """They can go nowhere else, and the request that needs their room would wait for ever."""
+    stepped = Stepped(num_pages=24, num_host_pages=6, space_fraction=1.0)
+    pinned = [3] * 48
+    stepped.open(7, pinned)
+    stepped.generate(7, 1)
+    stepped.run()
+    stepped.release(7)
+    stepped.say(wire.Demote(op=900, tokens=pack_tokens(pinned)))
+    stepped.run()
+    stepped.say(wire.Retain(op=901, tokens=pack_tokens(pinned), weight=math.inf, ttl_s=1e9))
+    stepped.program(1, num_pages=6).feed([*PROMPT, 101, 7, 8, 9])
+    stepped.run()
+    stepped.programs[1].wait()
+    press(stepped)
+    stepped.run()
+    assert stepped.programs[1].pages()[1] > 0
+    stepped.finish()

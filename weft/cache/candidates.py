@@ -28,6 +28,8 @@ FIRST_AWAITED = 3
 """Number of the first kind for which something waits that does not wait for the device."""
 MAX_KINDS = 256
 """Kinds of waits that are told apart; further ones count as one more."""
+FEW_TENANTS = 64
+"""Up to so many names, tenants without a candidate keep their numbers."""
 _OPEN, _COPIED, _MOVES, _KEPT, _EXPLICIT, _SPARED = range(6)
 """Rows of the table of truth values: there is a candidate; it has a copy on the host; as the policy says, it is worth
 one, and it is kept for its tenant's share; its pages are a program's own; as the policy says, it is spared from
@@ -114,6 +116,8 @@ class Candidates:
         self._page_size = page_size
         self._kinds = _Names(PREFIX, UNUSED, WaitKind.QUEUE, OTHER, most=MAX_KINDS)
         self._tenants = _Names("")
+        self._renumber_tenants_at = FEW_TENANTS
+        """The number of a new tenant from which on those without a candidate are looked for again."""
         self._floats = np.zeros((4, CHUNK))
         self._ints = np.zeros((6, CHUNK), np.int64)
         self._forgotten = np.zeros(CHUNK)
@@ -220,6 +224,8 @@ class Candidates:
                 soonest = wait
         floats, ints, bools = self._floats, self._ints, self._bools
         tenant = self._tenants.number(node.owner)
+        if tenant >= self._renumber_tenants_at:
+            tenant = self._renumber_tenants(tenant)
         chosen = youngest or soonest
         if chosen is None:
             floats[:, row] = node.last_used_s, np.nan, weight, np.nan
@@ -372,6 +378,14 @@ class Candidates:
             numbers = self._kinds.keep(np.unique(self._ints[0, self._bools[_OPEN]]).tolist())
             self._ints[0] = numbers[self._ints[0]]
         return self._kinds.number(kind)
+
+    def _renumber_tenants(self, newest: int) -> int:
+        """Forget the tenants that no candidate has, but for `newest`: each time that there are twice as many as were
+        left before. Returns its new number."""
+        numbers = self._tenants.keep({newest, *self._ints[4, self._bools[_OPEN]].tolist()})
+        self._ints[4] = numbers[self._ints[4]]
+        self._renumber_tenants_at = max(FEW_TENANTS, 2 * len(self._tenants.names))
+        return int(numbers[newest])
 
     def _check_order(self, now: float) -> None:
         """Make the order anew unless it holds for this step too."""

@@ -121,7 +121,7 @@ class IndexWriter:
     def keep_tail(
         self, table: PageTable, tokens: array[int], num_written: int, now: float, fence: int | None = None
     ) -> None:
-        """Index the last page, which is not full, of a table that is given up."""
+        """Index the last page, which is not full, of a table that is given up. Not where another table has it too."""
         whole = num_written // self._page_size
         rest = tokens[whole * self._page_size : num_written].tobytes()
         if not rest or table.num_indexed != whole:
@@ -129,8 +129,13 @@ class IndexWriter:
         page, node = table.pages[whole], table.node
         if self._tiers.node_of[page] is not None:
             return
-        if rest in node.children:
-            self._stand_at(table, node.children[rest], now, fence)
+        same = node.children.get(rest)
+        if self._tiers.device.refs[page] > 1 and (same is None or not same.on_device):
+            # A fork that goes on writes to the page. Once indexed, the fork would have to copy it, and a pool with the
+            # pages of one context has none for the copy.
+            return
+        if same is not None:
+            self._stand_at(table, same, now, fence)
             return
         tail = table.tree.add_child(node, rest, [page], node.last_used_s)
         tail.locks = 1  # the table's own; its ancestors count it already

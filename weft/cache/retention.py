@@ -2,8 +2,9 @@
 
 Owns who asked for what to be kept until when. A retain has a weight: its runs are given up after those without one, as
 the policy values them. One of infinite weight is a *pin*: its part on the device is locked, until the scheduler breaks
-the pin for a sequence that cannot go on otherwise. All retains together may keep `max_pages` of the device; what
-several retains of a tenant share counts once, and what is on the host counts too. Called by the scheduler.
+the pin for a sequence that cannot go on otherwise; its part on the host goes for explicit pages alone. All retains
+together may keep `max_pages` of the device; what several retains of a tenant share counts once, and what is on the host
+counts too. Called by the scheduler.
 """
 
 from __future__ import annotations

@@ -379,7 +379,7 @@ class TieredPages:
             elif place.moves or node.is_explicit:
                 num_moved = min(wanted, self.copy_budget, self.host_room)
             rest: Node | None = None
-            if num_moved > 0 and (node.copies or self._room_on_host(num_moved, now)):
+            if num_moved > 0 and (node.copies or self._room_on_host(num_moved, now, breaks_pins=node.is_explicit)):
                 rest = self._split(node, node.num_pages - num_moved) if num_moved < node.num_pages else before
                 self._demote(node)
             elif node.is_explicit:
@@ -471,11 +471,14 @@ class TieredPages:
         if not keep:
             self._spare_copies.pop(node.node_id, None)
 
-    def _room_on_host(self, count: int, now: float) -> bool:
+    def _room_on_host(self, count: int, now: float, *, breaks_pins: bool = False) -> bool:
         """Whether the host has, or gets by forgetting, `count` free pages: first what is not worth a copy any more.
         Then the first in the order of what only the host has, or the oldest second copy of what is on the device,
         whichever was used longer ago: without its copy, what is given up next on the device would have to be copied
-        again, or be forgotten where the link is slow."""
+        again, or be forgotten where the link is slow.
+
+        The part of a pin on the host stays there, unless `breaks_pins`: for explicit pages, which can go nowhere else,
+        all of `host_room` counts as available."""
         if count > self.host_room:
             return False
         while self.host.num_free < count:
@@ -491,7 +494,7 @@ class TieredPages:
                 continue
             if node is None:
                 return False
-            if self._is_moving(node):
+            if self._is_moving(node) or (_weight(node) == math.inf and not breaks_pins):
                 self.host_candidates.skip(node)
                 continue
             keep = max(node.num_pages - wanted, 0)
@@ -507,11 +510,17 @@ class TieredPages:
         return True
 
     def _goes_before(self, node: Node | None, spare: Node) -> bool:
-        """Whether `node`, the first of what only the host has, goes before the second copy of `spare`."""
-        if node is None or self._is_moving(node):
+        """Whether `node`, the first of what only the host has, goes before the second copy of `spare`. What is retained
+        does not: without a second copy nothing is lost."""
+        if node is None or self._is_moving(node) or _weight(node):
             return False
         return node.last_used_s < spare.last_used_s or not self.host_candidates.first_place.moves
 
     def _is_moving(self, node: Node) -> bool:
         """Whether a step that is not done copies the node to or from the host."""
         return self.copies.uses("host", node.copies[0])
+
+
+def _weight(leaf: Node) -> float:
+    """The greatest weight of the retains that end at a leaf; 0: there are none."""
+    return max([wait.weight for wait in leaf.waits.values()], default=0.0)

@@ -76,6 +76,8 @@ class Admission:
             match = self._cache.lookup(sequence.table, tokens, limit)
             if stands_with_others and not self._gains(sequence, match, tokens, limit):
                 match = None  # it was given up for this one's room, which its own tokens get as they are computed
+        if match is None and sequence.table.pages and not self._sequences.running and self._cannot_copy(sequence, cost):
+            self._sequences.cut_to_index(sequence, now)
         if match is not None and stands_with_others:
             self._sequences.cut_to_index(sequence, now)
         if match is not None and self._has_host and self._must_come(sequence, match, tokens, limit, cost, now):
@@ -104,6 +106,12 @@ class Admission:
             self._interception.count_return(sequence, now - arrival_s)
         self.note_start(sequence, now)
         return "admitted"
+
+    def _cannot_copy(self, sequence: Sequence, cost: int) -> bool:
+        """Whether a sequence beside which nothing runs was cut within a page that others find, or have too, and gets no
+        page to copy it to, because its own KV fills the device: then it computes these tokens again."""
+        num_new = -(-sequence.total // self._cache.page_size) - len(sequence.table.pages)
+        return cost > self._cache.num_soon and cost > max(num_new, 0)
 
     def note_start(self, sequence: Sequence, now: float) -> None:
         """A sequence got a slot: tell its client, if that is to be told, and note it where traces are on, with how many

@@ -230,7 +230,10 @@ class CommandHandler:
         if sequence.state is SequenceState.IDLE and len(sequence.ops) == 1:
             config = self._state.config
             interception = self._state.interception
-            has_kv = sequence.wait is None or interception.has_most(sequence, sequence.wait)
+            if sequence.wait is None:
+                has_kv = sequence.num_computed > 0 or not sequence.high_water  # else it was discarded
+            else:
+                has_kv = interception.has_most(sequence, sequence.wait)
             sequence.place.num_known = sequence.high_water
             waited_s = now - sequence.last_active_s
             sequence.place.arrive(now, waited_s, config.return_order, config.aging_s, has_kv=has_kv)

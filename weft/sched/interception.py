@@ -329,6 +329,7 @@ class Interception:
             cohort=cohort,
             group=self.waits.group(self.policy, sequence.tenant, cohort) if cohort else "",
             expected_s=None if how.expected_in_s is None else now + how.expected_in_s,
+            weight=0.0 if hold is None else hold.weight,  # without it, a node with many waits keeps none for the hold
         )
         if action == "discard" and retained is None:
             self._discard(sequence, kind, now, None)
@@ -378,6 +379,14 @@ class Interception:
             if wait.end is not None:
                 self._cache.tiers.wait_changed(wait.end)
         sequence.wait_kind, sequence.expected_s = WaitKind.PROGRAM, None
+
+    def became_idle(self, sequence: Sequence, wait: Wait) -> None:
+        """A parked sequence has no operation left: it was cancelled, cut or failed before it got its pages, or a token
+        that was in flight ended its operation after it was preempted. Then it does not wait for the device any more."""
+        if wait.kind == WaitKind.QUEUE:
+            wait.kind, wait.since_s, wait.expected_s = sequence.wait_kind, sequence.last_active_s, sequence.expected_s
+            if wait.end is not None:
+                self._cache.tiers.wait_changed(wait.end)
 
     def _note_end(self, sequence: Sequence, now: float) -> None:
         kind, since_s, expected_s = sequence.wait_kind, sequence.last_active_s, sequence.expected_s

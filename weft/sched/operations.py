@@ -46,6 +46,8 @@ def advance(state: SchedulerState, sequence: Sequence, now: float) -> None:
             pass
         elif sequence.state in (SequenceState.IDLE, SequenceState.WAITING, SequenceState.DEFERRED):
             state.sequences.enqueue_or_idle(sequence, now)
+            if sequence.wait is not None and sequence.state is SequenceState.IDLE and not sequence.ops:
+                state.interception.became_idle(sequence, sequence.wait)
         elif sequence.state is SequenceState.RUNNING and not sequence.has_work and not sequence.ops:
             leave_slot(state, sequence, now)
         if not parents:
@@ -163,7 +165,8 @@ def _fork(state: SchedulerState, parent: Sequence, child: Sequence, now: float) 
         state.cache.close(child.table, now)
         child.table = state.cache.fork(parent.table, child.seq)
         child.adopt_kv(parent.num_computed, parent.num_written)
-        child.high_water = parent.num_computed
+        # A parent that is parked has no KV of its own, but its tokens have had it.
+        child.high_water = max(parent.num_computed, min(parent.high_water, len(child.tokens)))
         child.last_step = parent.last_step  # which may still write a page that a step of the child would copy
         child.sources.settle(parent.num_computed)
         state.sequences.trim(child, now)

@@ -293,6 +293,7 @@ class Reclaimer:
         if self._log.traces:
             self._log.trace(victim, "preempted", now, victim.num_computed)
         self._sequences.stop_running(victim)
+        victim.last_active_s = now
         self._interception.park(victim, now)
         self._sequences.queue.push(victim)
         self.preempted[victim.seq] = _Preempted(needy, needy.num_computed, self._num_plans + GIVES_WAY_PLANS)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
+from weft.core.ids import TOKEN_BYTES
+from weft.core.waits import COHORT_TOKENS, of_cohort, without_cohort
 from weft.sched.policies.wait_samples import (
     ENOUGH,
     KINDS_PER_TENANT,
     MAX_GROUPS,
     MAX_SAMPLES,
+    MAX_TABLES,
     SHARED_KINDS,
     WaitSamples,
 )
@@ -171,3 +176,49 @@ def test_a_slot_that_is_taken_over_starts_empty() -> None:
     assert np.isfinite(samples.ended_s[slot]).sum() == ENOUGH
     assert samples.ended_s[slot, :ENOUGH].tolist() == [1.0] * ENOUGH
     assert (samples.ended_s[slot, ENOUGH:] == np.inf).all()
+
+
+def test_each_asker_has_a_table_of_its_own() -> None:
+    samples = WaitSamples()
+    learn(samples, "t", "k0", 5.0)
+    askers = [((f"t{number}",), ("k0",)) for number in range(MAX_TABLES)]
+    tables = [samples.slots(*names) for names in askers]
+    assert all(samples.slots(*names) is table for _ in range(3) for names, table in zip(askers, tables, strict=True))
+    samples.slots(("other",), ("k0",))
+    assert len(samples._tables) == MAX_TABLES
+    assert samples.slots(*askers[-1]) is tables[-1]
+    assert samples.slots(*askers[0]) is not tables[0], "the one that was asked for longest ago"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_table_of_slots_is_as_one_by_one(seed: int) -> None:
+    source = random.Random(seed)
+    samples, tenants, plain = WaitSamples(), ["a", "b", "c"], ["chat", "tool"]
+    kinds = [
+        *plain,
+        *(of_cohort(kind, bytes([number] * COHORT_TOKENS * TOKEN_BYTES)) for kind in plain for number in range(3)),
+    ]
+    for _ in range(source.randrange(600)):
+        # Only where some waits do not end do cohorts tell anything apart.
+        samples.add(source.choice(tenants), source.choice(kinds), source.random(), ended=source.random() < 0.7)
+    for _ in range(4):
+        asked = tuple(source.sample(tenants, source.randrange(4))), tuple(source.sample(kinds, source.randrange(1, 9)))
+        assert samples.slots(*asked).tolist() == slots_one_by_one(samples, *asked)
+
+
+def slots_one_by_one(samples: WaitSamples, tenants: tuple[str, ...], kinds: tuple[str, ...]) -> list[list[int]]:
+    shared = dict(samples._shared.used())
+    if not tenants:
+        return [[shared.get(kind, 0) for kind in kinds]]
+    table = []
+    for tenant in tenants:
+        found = dict(shared)
+        for groups in (samples._tenants, samples._cohorts):
+            if tenant in groups:
+                found.update(groups[tenant].used())
+        for kind in kinds:
+            plain = without_cohort(kind)
+            if plain in kinds:
+                found.setdefault(kind, found.get(plain, 0))
+        table.append([found.get(kind, 0) for kind in kinds])
+    return table

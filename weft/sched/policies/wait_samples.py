@@ -38,6 +38,8 @@ KINDS_PER_TENANT = 64
 COHORTS_PER_TENANT = 256
 """Kinds with a cohort. Most are of a single session and have few waits, so that the one observed longest ago goes."""
 SHARED_KINDS = 256
+MAX_TABLES = 4
+"""Tables of slots that are kept."""
 
 
 class _Group:
@@ -154,9 +156,9 @@ class WaitSamples:
         self._tenants: OrderedDict[str, _Kinds] = OrderedDict()
         self._cohorts: OrderedDict[str, _Kinds] = OrderedDict()
         """By tenant."""
-        self._table: I64 | None = None
-        """What `slots` returned last, for `_names`; None once a group was replaced or has become usable."""
-        self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._tables: list[tuple[tuple[tuple[str, ...], tuple[str, ...]], I64]] = []
+        """What `slots` returned for (tenants, kinds), last used first; none once a group was replaced or has become
+        usable."""
 
     def add(self, tenant: str, kind: str, wait_s: float, *, ended: bool = True, since_s: float = np.nan) -> None:
         """Note a wait that lasted `wait_s` seconds, until it ended or its run was given up; what is negative or not
@@ -212,24 +214,36 @@ class WaitSamples:
 
     def slots(self, tenants: tuple[str, ...], kinds: tuple[str, ...]) -> I64:
         """[max(1, tenants), kinds] slot to estimate from: the tenant's own where it has enough samples, else that of
-        all tenants, else 0. Kept while neither the names nor the usable groups change."""
-        if self._table is None or self._names != (tenants, kinds):
-            columns = {kind: column for column, kind in enumerate(kinds)}
-            table = np.zeros((max(1, len(tenants)), len(kinds)), np.int64)
-            for kind, slot in self._shared.used():
-                if kind in columns:
-                    table[:, columns[kind]] = slot
-            for row, tenant in enumerate(tenants):
-                for groups in (self._tenants, self._cohorts):
-                    if own := groups.get(tenant):
-                        for kind, slot in own.used():
-                            if kind in columns:
-                                table[row, columns[kind]] = slot
-                for kind, column in columns.items():
-                    if not table[row, column] and (plain := without_cohort(kind)) in columns:
-                        table[row, column] = table[row, columns[plain]]
-            self._table, self._names = table, (tenants, kinds)
-        return self._table
+        all tenants, else 0. The tables of the last `MAX_TABLES` names are kept until the usable groups change: both
+        tiers ask in turn, each with its own names."""
+        for place, (names, table) in enumerate(self._tables):
+            if names == (tenants, kinds):
+                if place:
+                    self._tables.insert(0, self._tables.pop(place))
+                return table
+        table = self._make_table(tenants, kinds)
+        self._tables = [((tenants, kinds), table), *self._tables[: MAX_TABLES - 1]]
+        return table
+
+    def _make_table(self, tenants: tuple[str, ...], kinds: tuple[str, ...]) -> I64:
+        columns = {kind: column for column, kind in enumerate(kinds)}
+        table = np.zeros((max(1, len(tenants)), len(kinds)), np.int64)
+        for kind, slot in self._shared.used():
+            if kind in columns:
+                table[:, columns[kind]] = slot
+        for row, tenant in enumerate(tenants):
+            for groups in (self._tenants, self._cohorts):
+                if own := groups.get(tenant):
+                    for kind, slot in own.used():
+                        if kind in columns:
+                            table[row, columns[kind]] = slot
+        of_tenants = table[: len(tenants)]
+        for kind, column in columns.items():
+            plain = without_cohort(kind)
+            if plain != kind and plain in columns:
+                slots = of_tenants[:, column]
+                np.copyto(slots, of_tenants[:, columns[plain]], where=slots == 0)
+        return table
 
     def _note(
         self, kinds: _Kinds, kind: str, wait_s: float, ended: bool, since_s: float, *, is_known: bool = False
@@ -250,7 +264,7 @@ class WaitSamples:
         self._since_s[slot, place] = np.nan if ended else since_s
         self._sort(slot, min(group.num_observed, MAX_SAMPLES))
         if group.num_observed == ENOUGH:
-            self._table = None
+            self._tables = []
         kinds.put(kind, group)
 
     def _sort(self, slot: int, count: int) -> None:
@@ -294,7 +308,7 @@ class WaitSamples:
         self._since_s[group.slot] = np.nan
         self._sort(group.slot, 0)
         if group.num_observed >= ENOUGH:
-            self._table = None
+            self._tables = []
         return group.slot
 
 
