@@ -101,7 +101,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_running: int = 256
     """Maximum number of sequences in one step."""
     max_waiting: int = 4096
-    """Maximum number of waiting operations; more are refused with 429."""
+    """Maximum number of waiting operations; beyond it a tenant is refused with 429 if its equal share of it waits."""
     max_step_tokens: int | None = None
     """Maximum number of query tokens in one step. None: 512 on a CPU (2048 for throughput), 8192 on a GPU."""
     performance_mode: Literal["interactivity", "throughput"] = "interactivity"

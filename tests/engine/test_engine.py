@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -274,6 +275,34 @@ def test_a_full_queue_refuses_with_a_reason() -> None:
     assert all(isinstance(driver.operations[op].ending, wire.Finished) for op in ops)
     driver.send(wire.Release(seq=70))
     driver.finish()
+
+
+def test_a_tenant_that_fills_the_queue_leaves_the_others_their_shares() -> None:
+    driver = Driver(num_slots=1, max_waiting=8)
+    numbers = itertools.count(1)
+
+    def refused(tenant: str, count: int) -> int:
+        """Refusals of so many generations of a tenant; nothing runs meanwhile."""
+        num_refused = 0
+        for _ in range(count):
+            driver.others.clear()
+            seq = next(numbers)
+            driver.send(
+                wire.Open(seq=seq, tenant=tenant),
+                wire.Append(seq=seq, op=1000 + seq, tokens=pack_tokens([seq] * 8)),
+                wire.Generate(seq=seq, op=2000 + seq, stop=StopParams(max_tokens=1)),
+            )
+            if any(failure.op == 2000 + seq for failure in failures(driver)):
+                num_refused += 1
+                driver.send(wire.Release(seq=seq))
+        return num_refused
+
+    assert refused("flood", 20) == 12
+    assert refused("second", 5) == 1, "two tenants wait: half of 8 each"
+    assert refused("third", 5) == 2, "a third of 8, rounded up"
+    assert refused("flood", 1) == refused("second", 1) == 1
+    driver.run()
+    assert refused("flood", 1) == 0
 
 
 def test_a_full_queue_says_when_a_place_is_expected() -> None:

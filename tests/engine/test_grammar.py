@@ -22,9 +22,9 @@ from weft.endpoints.dialect import Dialect
 from weft.endpoints.grammars import CallableTool, Calls, answer_grammar
 from weft.engine.digits import DigitRun
 from weft.engine.grammar import (
-    MAX_COMPILED,
     MAX_FLAT_BYTES,
     MAX_GRAMMAR_BYTES,
+    MAX_TENANT_COMPILED,
     Grammars,
     _Vocabulary,
 )
@@ -322,7 +322,7 @@ def test_rules_within_rules_do_not_end_the_process(llm: LLM, chain: Grammar) -> 
 
 
 def test_more_grammars_than_are_kept(llm: LLM) -> None:
-    grammars = [Grammar.regex(f"{number:03}") for number in range(MAX_COMPILED + 10)]
+    grammars = [Grammar.regex(f"{number:03}") for number in range(MAX_TENANT_COMPILED + 10)]
     for number, grammar in enumerate(grammars):
         assert llm.generate("x", grammar=grammar)[0].text == f"{number:03}"
 
@@ -549,7 +549,7 @@ def test_a_grammar_that_gets_no_thread_is_refused_and_compiled_for_the_next_requ
             patched.setattr(threading.Thread, "start", no_thread)
             assert grammars.is_ready(grammar, "a")
             with pytest.raises(Overloaded, match="thread"):
-                grammars.guide(grammar)
-        assert grammars.guide(grammar).matcher is not None
+                grammars.guide(grammar, "a")
+        assert grammars.guide(grammar, "a").matcher is not None
     finally:
         grammars.close()

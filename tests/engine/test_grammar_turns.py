@@ -10,9 +10,19 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from weft import Grammar
+from weft.abi.errors import Unsupported
+from weft.cache.manager import KVCache
 from weft.core import wire
 from weft.core.ids import pack_tokens
-from weft.engine.grammar import MAX_COMPILED, TENANT_COMPILING_THREADS, Compiling, Grammars
+from weft.engine.grammar import (
+    MAX_COMPILED,
+    MAX_TENANT_COMPILED,
+    TENANT_COMPILING_THREADS,
+    Compiling,
+    Grammars,
+)
+from weft.sched.scheduler import Scheduler, SchedulerConfig
+from weft.sched.sequence import TokenGuide
 from weft.tokenizers.load import load_tokenizer
 
 
@@ -160,16 +170,73 @@ def test_a_tenants_grammar_passes_the_hundred_of_another() -> None:
     grammars.close()
 
 
-def test_a_tenant_does_not_wait_in_another_tenants_row_for_the_same_grammar() -> None:
+def test_a_tenant_has_its_own_grammars_and_does_not_wait_for_those_of_another() -> None:
     grammars = Gated()
     flood = [grammars.compiled(Grammar.regex(f"a{number}"), "a") for number in range(TENANT_COMPILING_THREADS)]
     same = Grammar.regex("the same")
-    assert grammars.compiled(same, "a") is grammars.compiled(same, "b")
+    waiting = grammars.compiled(same, "a")
     assert grammars.compiled(same, "b").result() == same.text
     assert not any(grammar.done() for grammar in flood)
     grammars.gate.set()
-    wait([*flood, grammars.compiled(Grammar.regex("a last"), "a")])
-    assert grammars.begun.count(same.text) == 1, "the later turn finds it compiled"
+    wait([*flood, waiting])
+    assert grammars.begun.count(same.text) == 2, "once for each tenant"
+    assert grammars.compiled(same, "a") is waiting
+    assert grammars.begun.count(same.text) == 2
+    grammars.close()
+
+
+def test_a_tenant_with_many_grammars_evicts_its_own() -> None:
+    grammars = Gated()
+    grammars.gate.set()
+    few = grammars.compiled(Grammar.regex("few"), "b")
+    wait([grammars.compiled(Grammar.regex(f"{number}"), "many") for number in range(MAX_COMPILED + 1)])
+    assert grammars.compiled(Grammar.regex("few"), "b") is few
+    assert len(grammars._compiled) == MAX_TENANT_COMPILED + 1
+    grammars.close()
+
+
+def test_a_guide_is_made_for_the_tenant_of_its_sequence() -> None:
+    asked: list[tuple[Grammar, str]] = []
+
+    def make_guide(grammar: Grammar, tenant: str) -> TokenGuide:
+        asked.append((grammar, tenant))
+        raise Unsupported("no guide")
+
+    config = SchedulerConfig(max_context=64, max_running=4, max_step_tokens=32, vocab_size=100)
+    scheduler = Scheduler(config, KVCache(8, page_size=8), make_guide=make_guide)
+    grammar = Grammar.regex("a")
+    commands: list[wire.Command] = [
+        wire.Open(seq=1, tenant="a"),
+        wire.Append(seq=1, op=2, tokens=pack_tokens([1])),
+        wire.Generate(seq=1, op=3, grammar=grammar),
+    ]
+    scheduler.handle(1, commands, 0.0)
+    assert asked == [(grammar, "a")]
+
+
+def test_a_grammar_is_ready_for_the_tenant_that_has_the_number_when_its_turn_comes() -> None:
+    """A fork's number may be of a sequence of another tenant; carried out before that one's grammar is compiled, the
+    command would stop the engine until it is."""
+    grammars, tenants, done = Late(), {1: "a"}, list[wire.Command]()
+    compiling = Compiling(
+        grammars, lambda client, commands: done.extend(commands), lambda client, seq: tenants.get(seq, "")
+    )
+    one, two = Grammar.regex("a"), Grammar.regex("b")
+    said = [
+        wire.Generate(seq=1, op=2, grammar=one),
+        wire.Fork(seq=1, child=4),
+        wire.Generate(seq=4, op=5, grammar=two),
+    ]
+    compiling.take(1, said)
+    tenants[4] = "b"
+    grammars.ready.add(one)
+    compiling.advance()
+    assert grammars.asked[-1] == (two, "b")
+    assert set(grammars._held) == {("a", two)}
+    grammars.ready.add(two)
+    compiling.advance()
+    assert done == said
+    assert not grammars._held
     grammars.close()
 
 
@@ -183,7 +250,7 @@ def test_grammars_that_no_command_waits_for_are_not_compiled() -> None:
     for _ in range(TENANT_COMPILING_THREADS):
         grammars.has_begun.acquire()
     for grammar in (*flood, given_up, wanted):
-        grammars.let_go(grammar)
+        grammars.let_go(grammar, "a")
     assert matcher.cancelled()
     grammars.gate.set()
     assert others[0].result() == wanted.text, "another command waits for it"
@@ -227,7 +294,7 @@ def test_more_grammars_are_waited_for_than_are_kept(monkeypatch: pytest.MonkeyPa
     grammars = Grammars(tokenizer.token_bytes, tokenizer.special_ids, tokenizer.eos_token_ids, encode)
     done: list[wire.Command] = []
     compiling = Compiling(grammars, lambda client, commands: done.extend(commands) if client == 1 else None, one_tenant)
-    count = 3 * MAX_COMPILED
+    count = 3 * MAX_TENANT_COMPILED
     gate, compile = threading.Event(), grammars._compile
     monkeypatch.setattr(grammars, "_compile", lambda grammar: compile(grammar) if gate.wait(60) else None)
     commands = [wire.Generate(seq=n, op=n, grammar=Grammar.regex(f"{n:04}")) for n in range(1, count + 1)]
@@ -235,14 +302,15 @@ def test_more_grammars_are_waited_for_than_are_kept(monkeypatch: pytest.MonkeyPa
     compiling.take(2, commands[: count // 3])  # another client with the same grammars, which goes away
     compiling.drop_client(2)
     gate.set()
-    futures = [grammars.compiled(command.grammar) for command in commands if command.grammar is not None]
+    futures = [grammars.compiled(command.grammar, "a") for command in commands if command.grammar is not None]
     wait(futures)
     compiling.advance()
     assert len(done) == count
     assert set(map(id, done)) == set(map(id, commands))
-    assert all(future is grammars.compiled(command.grammar) for future, command in zip(futures, commands, strict=True))
+    kept = [grammars.compiled(command.grammar, "a") for command in commands if command.grammar is not None]
+    assert all(future is other for future, other in zip(futures, kept, strict=True))
     assert not compiling
     assert not grammars._held
-    grammars.is_ready(Grammar.regex("one more"))  # with nobody waiting, what is kept is bounded again
-    assert len(grammars._compiled) == MAX_COMPILED
+    grammars.is_ready(Grammar.regex("one more"), "a")  # with nobody waiting, what is kept is bounded again
+    assert len(grammars._compiled) == MAX_TENANT_COMPILED
     grammars.close()

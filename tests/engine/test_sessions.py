@@ -136,6 +136,29 @@ def test_a_turn_is_predicted_from_the_waits_of_its_cohort() -> None:
     assert expected(driver) == [(47.0, "learned")]
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"), [("tools:deploy", (3.0, "elapsed")), ("tools", (7.0, "learned")), ("chat", (7.0, "learned"))]
+)
+def test_a_tenant_is_not_told_how_long_a_tool_of_the_same_name_takes_others(kind: str, told: tuple[float, str]) -> None:
+    def released(learned_from: str) -> list[tuple[float | None, str | None]]:
+        chooser = make_policy("min_waste")
+        for _ in range(ENOUGH):
+            chooser.observe(learned_from, kind, 10.0)
+        driver = Driver(num_device_pages=64, page_size=16, intercept=chooser)
+        driver.send(
+            wire.Open(seq=1, tenant="quiet"),
+            wire.Append(seq=1, op=10, tokens=pack_tokens([1] * 40)),
+            wire.Generate(seq=1, op=20, stop=StopParams(max_tokens=1)),
+        )
+        driver.run()
+        driver.send(wire.Release(seq=1, kind=kind))
+        driver.clock.advance(3.0)
+        return expected(driver, "quiet")
+
+    assert released("other") == [told]
+    assert released("quiet") == [(7.0, "learned")]
+
+
 def test_nothing_is_expected_of_what_waits_for_the_device() -> None:
     driver = Driver(num_device_pages=64, page_size=16)
     driver.generate(driver.open(list(range(40)), namespace=""), 1)

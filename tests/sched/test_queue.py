@@ -49,6 +49,24 @@ def test_a_changed_priority_moves_a_waiting_sequence() -> None:
     assert queue.pop() is None
 
 
+def test_shares_count_the_other_waiting_sequences_of_each_tenant_wherever_they_wait() -> None:
+    queue = make_queue()
+    first, second, other, new = (make(n, float(n), tenant=name) for n, name in enumerate(("a", "a", "b", "c")))
+    for sequence in (first, second):
+        queue.push(sequence)
+    assert [queue.has_share(each, 2) for each in (first, other)] == [True, True]
+    assert not queue.has_share(make(9, 9.0, tenant="a"), 2)
+    queue.push(other)
+    assert queue.pop() is first
+    queue.defer(first, 5, num_pages=2, until_step=20)
+    assert [queue.has_share(each, 2) for each in (first, second, other, new)] == [False, False, True, True]
+    for sequence in (first, second, second):
+        queue.remove(sequence)
+    assert queue.has_share(make(9, 9.0, tenant="a"), 2)
+    queue.remove(other)
+    assert queue._by_tenant == {}
+
+
 def test_removal_and_return() -> None:
     queue = make_queue()
     one = make(1, 0.0)

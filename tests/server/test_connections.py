@@ -390,3 +390,35 @@ def test_a_tenant_leaves_places_for_others() -> None:
         for connection in taken:
             connection.close()
         server.assert_nothing_left()
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_requests_that_wait_or_stream_leave_places_for_others(method: str) -> None:
+    source = "from weft.sdk import run\nasync def main(args):\n    return await run.receive()\n"
+    with running(auto=False, max_concurrent_requests=6, api_keys=["alice=KA", "bob=KB"]) as server:
+        alice, bob = ({"authorization": f"Bearer {key}"} for key in ("KA", "KB"))
+        call = {"prompt": "Say {{said}}", "placeholders": [{"name": "said", "in_out": "out"}], "session_id": "s"}
+        [variable] = server.post("/v1/calls", call, headers=alice).json()["variables"]
+        run = server.post("/v1/runs", {"source": source, "background": True}, headers=alice).json()["id"]
+        waits, streams = f"/v1/variables/{variable['id']}", f"/v1/runs/{run}/messages"
+        taken = []
+        for path in (waits, waits, streams):
+            taken.append(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+            taken[-1].sendall(
+                f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer KA\r\n\r\n".encode()
+            )
+        server.wait_until(lambda: server.service.num_active == 3)
+        for path in (waits, streams, f"/v1/runs/{run}/events"):
+            refused = server.http().get(path, headers=alice)
+            assert "your share" in error_of(refused, 429)["message"]
+            assert "retry-after" in refused.headers
+        assert server.http().get(f"/v1/runs/{run}", headers=alice).status_code == 200
+        assert server.http().get(f"/v1/runs/{run}", headers=bob).status_code == 404
+        assert server.post("/tokenize", {"prompt": "x"}, headers=bob).status_code == 200
+        # A drain does not wait for them.
+        assert server.on_loop(server.service._idle.is_set)
+        for connection in taken:
+            connection.close()
+        server.wait_until(lambda: not server.service.num_active)
+        assert server.post(f"/v1/runs/{run}/cancel", {}, headers=alice).status_code == 200
+        assert server.http().delete("/v1/sessions/s", headers=alice).status_code == 200

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.server.conftest import ManualTimer, RunningServer, running
 from tests.server.test_disconnect import BODIES, connect, head_of, read_to_end, read_until
 from tests.server.test_requests import error_of
+from weft.abi.errors import InvalidRequest
+from weft.server import limits
 from weft.server.protocol import MAX_HEAD_BYTES, MAX_PIPELINED
 from weft.server.run import REPEATED_SIGNAL_S
 
@@ -373,3 +378,50 @@ def test_a_tenant_leaves_room_for_the_bodies_of_others() -> None:
         assert error_of(server.post("/tokenize", large, headers=alice), 429)["code"] == "overloaded"
         assert server.post("/tokenize", {"prompt": "x" * 10_000}, headers=bob).status_code == 200
         assert server.service.bodies.held == 0
+
+
+@pytest.mark.parametrize("unit", [b"[],", b"[[]],", b'{"a":[]},'])
+def test_bodies_of_too_many_lists_are_refused_before_they_are_decoded(
+    unit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    monkeypatch.setattr(msgspec.json, "decode", lambda body: decoded.append(len(body)))
+    most = (limits.MAX_CONTAINERS - 1) // (unit.count(b"[") + unit.count(b"{"))
+    limits.decode(b"[" + unit * most + b"0]")
+    assert len(decoded) == 1
+    with pytest.raises(InvalidRequest, match=f"takes at most {limits.MAX_CONTAINERS:,}"):
+        limits.decode(b"[" + unit * (most + 1) + b"0]")
+    assert len(decoded) == 1
+
+
+def test_the_garbage_collector_does_not_run_while_a_body_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = msgspec.json.decode
+    enabled: list[bool] = []
+
+    def watched(body: bytes) -> Any:
+        enabled.append(gc.isenabled())
+        return decode(body)
+
+    monkeypatch.setattr(msgspec.json, "decode", watched)
+    assert gc.isenabled()
+    assert limits.decode(b"[1]") == [1]
+    with pytest.raises(InvalidRequest):
+        limits.decode(b"[1")
+    assert enabled == [False, False]
+    assert gc.isenabled()
+
+
+def test_the_garbage_collector_runs_again_after_the_last_of_several_decodings() -> None:
+    pause = limits._CollectorPause()
+    with pause:
+        with pause:  # as another thread does
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with pause:
+            pass
+        assert not gc.isenabled(), "it was off before"
+    finally:
+        gc.enable()

@@ -12,9 +12,11 @@ import msgspec
 import pytest
 
 from tests.server.conftest import RunningServer, running
+from tests.server.test_programs import ECHO
 from weft.endpoints.models import ActiveModel
 from weft.endpoints.prompts import Fit, tokenize
 from weft.server import limits
+from weft.server.routes import runs
 from weft.testing.byte_tokenizer import byte_tokenizer
 from weft.testing.fake_engine import DEFAULT_INFO, FakeEngine
 from weft.tokenizers.tokenizer import INLINE_CHARS, Tokenizer
@@ -142,3 +144,25 @@ def test_what_cannot_fit_is_refused_before_work_is_done(server: RunningServer, m
         body = json.dumps({"prompt": prompt})
         answer = server.http().post("/v1/completions", content=body, headers={"content-type": "application/json"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_values_of_a_long_body_for_a_run_are_encoded_on_another_thread(
+    roomy: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, threads = runs._encode, dict[int, str]()
+
+    def watched(value: object) -> bytes:
+        data = encode(value)
+        threads[len(data)] = threading.current_thread().name
+        return data
+
+    monkeypatch.setattr(runs, "_encode", watched)
+    text = "x" * (limits.INLINE_DECODE_BYTES + 1)
+    started = roomy.post("/v1/runs", {"source": ECHO, "args": text, "background": True})
+    assert started.status_code == 202, started.text
+    run = started.json()["id"]
+    assert roomy.post(f"/v1/runs/{run}/messages", {"message": text + text}).status_code == 200
+    roomy.wait_until(lambda: not list(roomy.service.programs.history.active()))
+    assert roomy.http().get(f"/v1/runs/{run}").json()["result"] == {"args": text, "message": text + text}
+    assert [len(text) + 2, 2 * len(text) + 2] == list(threads)
+    assert roomy._thread.name not in threads.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
@@ -9,10 +10,22 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+from websockets.frames import Close, Frame, Opcode
 
 from tests.server.conftest import RunningServer, running
 from tests.server.test_disconnect import BODIES, connect, head_of, read_until
 from tests.server.test_limits import exchange
+from weft.server.connections import Connections
+from weft.server.protocol import (
+    MAX_FRAGMENTS,
+    MAX_UNSENT_PONGS,
+    WS_PART_BYTES,
+    WS_TURN_FRAMES,
+    BoundedWebSocketProtocol,
+    HttpConfig,
+)
 
 UPGRADE = (
     "Host: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -160,3 +173,208 @@ def test_a_handshake_behind_a_request_is_a_request(caplog: pytest.LogCaptureFixt
         connection.close()
         server.assert_nothing_left()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+MIN_FRAME_BYTES = 6
+TURN_FRAMES = WS_TURN_FRAMES + WS_PART_BYTES // MIN_FRAME_BYTES
+"""Frames that one turn of the loop may parse: those of the last part may exceed the bound."""
+READ_BYTES = 256 * 1024
+"""What a transport reads at once."""
+
+
+class FakeTransport(asyncio.Transport):
+    """A transport whose client sends what a test says, and reads what is written or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.reading, self.closing = True, False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def close(self) -> None:
+        self.closing = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+class OpenSocket:
+    """A protocol whose handshake was accepted. Its application takes no messages; tests do, by `receive`."""
+
+    def __init__(self) -> None:
+        self.transport = FakeTransport()
+        self.protocol: BoundedWebSocketProtocol
+
+    async def open(self, *, accepts: bool = True) -> None:
+        accepted = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            assert (await receive())["type"] == "websocket.connect"
+            if accepts:
+                await send({"type": "websocket.accept"})
+            accepted.set()
+            await asyncio.get_running_loop().create_future()
+
+        config = HttpConfig(app, Connections(10, 30.0), ws_per_message_deflate=False, log_config=None)
+        config.load()
+        self.protocol = BoundedWebSocketProtocol(config, ServerState(), {})
+        self.protocol.connection_made(self.transport)
+        self.protocol.data_received(f"GET /x HTTP/1.1\r\n{UPGRADE}\r\n".encode())
+        await accepted.wait()
+        self.transport.written.clear()
+
+    async def turns(self) -> None:
+        """Let the loop turn until the protocol reads again or the transport closes."""
+        while not (self.transport.reading or self.transport.closing):  # noqa: ASYNC110  each sleep is one turn
+            await asyncio.sleep(0)
+
+
+def frame(opcode: Opcode, data: bytes = b"", *, fin: bool = True) -> bytes:
+    """A frame as clients send it."""
+    return Frame(opcode, data, fin).serialize(mask=True)
+
+
+def close_of(written: bytes) -> Close:
+    """The close frame at the end of what was written."""
+    start = written.rindex(b"\x88")
+    return Close.parse(written[start + 2 :])
+
+
+def test_frames_of_one_read_are_parsed_in_several_turns() -> None:
+    """While one client's small frames are parsed, the other connections have their turns."""
+
+    async def main() -> None:
+        socket = OpenSocket()
+        await socket.open()
+        ping, pong = frame(Opcode.PING), Frame(Opcode.PONG, b"").serialize(mask=False)
+        num_pings = READ_BYTES // len(ping)
+        socket.protocol.data_received(ping * num_pings)
+        answered = 0
+        while answered < num_pings:
+            before, answered = answered, len(socket.transport.written) // len(pong)
+            assert 0 < answered - before <= TURN_FRAMES
+            assert socket.transport.reading == (answered == num_pings)
+            await asyncio.sleep(0)
+        assert bytes(socket.transport.written) == pong * num_pings
+        assert not socket.transport.closing
+
+    asyncio.run(main())
+
+
+def test_messages_of_several_turns_keep_their_order() -> None:
+    async def main() -> None:
+        socket = OpenSocket()
+        await socket.open()
+        texts = [str(number) for number in range(5 * TURN_FRAMES)]
+        socket.protocol.data_received(b"".join(frame(Opcode.TEXT, text.encode()) for text in texts))
+        received = []
+        for _ in texts:
+            received.append((await socket.protocol.receive())["text"])
+            # Nothing further is read while there are bytes to parse, though the application has all messages.
+            assert not (socket.transport.reading and socket.protocol._unparsed)
+        assert received == texts
+        await asyncio.sleep(0)
+        assert socket.transport.reading
+
+    asyncio.run(main())
+
+
+def test_a_large_message_is_parsed_in_the_turn_that_reads_it() -> None:
+    async def main() -> None:
+        socket = OpenSocket()
+        await socket.open()
+        socket.protocol.data_received(frame(Opcode.BINARY, b"x" * READ_BYTES))
+        assert (await socket.protocol.receive())["bytes"] == b"x" * READ_BYTES
+
+    asyncio.run(main())
+
+
+def test_fragments_of_a_message_are_bounded() -> None:
+    async def main() -> None:
+        first, more = frame(Opcode.TEXT, b"a", fin=False), frame(Opcode.CONT, fin=False)
+        socket = OpenSocket()
+        await socket.open()
+        socket.protocol.data_received(first + more * (MAX_FRAGMENTS - 2) + frame(Opcode.CONT, b"b"))
+        assert (await socket.protocol.receive())["text"] == "ab"
+        await socket.turns()
+        assert not socket.transport.closing
+        socket.protocol.data_received(first + more * (READ_BYTES // len(more)))
+        most = 0
+        while not socket.transport.closing:
+            most = max(most, len(socket.protocol.frames))
+            await asyncio.sleep(0)
+        assert most <= MAX_FRAGMENTS
+        assert not socket.protocol._unparsed
+        end = await socket.protocol.receive()
+        assert (end["type"], end["code"]) == ("websocket.disconnect", 1008)
+        assert "1000 fragments" in end["reason"]
+        assert close_of(bytes(socket.transport.written)) == Close(1008, end["reason"])
+
+    asyncio.run(main())
+
+
+def test_pongs_that_the_client_does_not_read_are_bounded() -> None:
+    async def main() -> None:
+        ping = frame(Opcode.PING, b"x" * 100)
+        socket = OpenSocket()
+        await socket.open()
+        for _ in range(2):
+            socket.protocol.pause_writing()
+            socket.protocol.data_received(ping * (MAX_UNSENT_PONGS - 1))
+            await socket.turns()
+            socket.protocol.resume_writing()
+            socket.protocol.data_received(ping)
+        assert not socket.transport.closing
+        socket.protocol.pause_writing()
+        socket.transport.written.clear()
+        socket.protocol.data_received(ping * (2 * MAX_UNSENT_PONGS))
+        await socket.turns()
+        assert (await socket.protocol.receive())["code"] == 1008
+        assert len(socket.transport.written) <= (MAX_UNSENT_PONGS + TURN_FRAMES) * len(ping)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["close frame", "connection lost", "shutdown"])
+def test_an_end_between_two_turns_is_the_last_message(how: str) -> None:
+    async def main() -> None:
+        text, num_texts = frame(Opcode.TEXT, b"a"), 4 * TURN_FRAMES
+        last = frame(Opcode.CLOSE, Close(1000, "").serialize()) if how == "close frame" else b""
+        socket = OpenSocket()
+        await socket.open()
+        socket.protocol.data_received(text * num_texts + last + text)
+        await asyncio.sleep(0)
+        assert socket.protocol._unparsed
+        if how == "connection lost":
+            socket.protocol.connection_lost(ConnectionResetError())
+        elif how == "shutdown":
+            socket.protocol.shutdown()
+        messages = []
+        while not messages or messages[-1]["type"] == "websocket.receive":
+            messages.append(await socket.protocol.receive())
+        assert (len(messages) == num_texts + 1) == (how == "close frame")
+        await asyncio.sleep(0)
+        assert not socket.protocol._unparsed
+        assert socket.protocol._next_parse is None
+        assert socket.protocol.queue.empty()
+
+    asyncio.run(main())
+
+
+def test_frames_before_the_response_of_the_handshake_end_the_connection() -> None:
+    async def main() -> None:
+        socket = OpenSocket()
+        await socket.open(accepts=False)
+        socket.protocol.data_received(frame(Opcode.PING))
+        assert socket.transport.closing
+        assert not socket.transport.written
+
+    asyncio.run(main())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +16,8 @@ from tests.server.test_workflow_restart import on, outputs, settled
 from tests.server.test_workflow_runs import ALICE, BOB, ROWS, assert_nothing_left, create, events, start
 from tests.workflow.shapes import Json, function, graph, llm, text
 from weft.store.database import FILE
+from weft.store.workflow_variables import AskedVariable, WorkflowVariableTable
+from weft.workflow.service.run_variables import MAX_ASKING
 
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
 PERSON = graph({"id": "person", "op": "external", "schema": SCHEMA}, text("t", "{{q}} {{person.ok}}"))
@@ -63,6 +67,36 @@ def test_a_person_decides(server: RunningServer) -> None:
         assert (error["node"], error["kind"], error["message"]) == ("person", "external", "nobody is there")
         # After the end too: set is set.
         assert put(client, third, value={"ok": True}).status_code == 409
+
+
+def test_a_run_that_asks_for_many_values_does_not_delay_other_tenants(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workflows = server.service.workflows
+    table, began, go = workflows.variables.table, threading.Semaphore(0), threading.Event()
+
+    def held(*args: Any) -> AskedVariable:
+        began.release()
+        assert go.wait(60)
+        return WorkflowVariableTable.ask(table, *args)
+
+    monkeypatch.setattr(table, "ask", held)
+    with server.http(headers=ALICE) as client, server.http(headers=BOB) as bob:
+        theirs = create(bob, PERSON)
+        run = start(client, PERSON, [{"q": "x"}] * 200, background=True)["id"]
+        for _ in range(4):  # as many as one tenant has threads
+            assert began.acquire(timeout=60)
+        try:
+            assert bob.get(f"/v1/workflows/{theirs}").status_code == 200
+            assert bob.get("/v1/runs/wrun-0").status_code == 404
+            assert server.on_loop(lambda: len(workflows.variables.table_threads._queue)) <= MAX_ASKING - 4
+            client.post(f"/v1/runs/{run}/cancel")
+        finally:
+            go.set()
+        again = start(client, PERSON, ROWS[:1], background=True)["id"]
+        (wait,) = waits(server, client, again, 1)
+        assert put(client, wait["id"], value={"ok": True}).status_code == 200
+        client.get(f"/v1/runs/{again}/events")
 
 
 def test_who_may_set_what(server: RunningServer) -> None:

@@ -93,6 +93,7 @@ def test_every_choice_gets_the_grammar(server: RunningServer, path: str, fields:
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {}}, "response_format.type"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": ["text"] * 1000}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
@@ -161,3 +162,9 @@ def test_a_conflict_is_named_by_both_fields(server: RunningServer) -> None:
     server.on_loop(lambda: server.engine.fail_next("invalid_request", said, "grammar"))
     error = error_of(server.chat(guided_regex="a", allowed_token_ids=[1]))
     assert (error["param"], error["message"]) == ("guided_regex", f"guided_regex: {said}")
+
+
+def test_a_type_that_is_not_a_string_is_named_without_its_content(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    answer = server.post("/v1/chat/completions", {"messages": messages, "response_format": {"type": ["text", 1]}})
+    assert "got a value of type list" in error_of(answer)["message"]

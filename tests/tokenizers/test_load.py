@@ -1,6 +1,7 @@
 """Files that are missing, broken or unknown end in errors that say what to do."""
 
 import json
+import re
 from pathlib import Path
 
 import huggingface_hub
@@ -11,7 +12,9 @@ from tokenizers import decoders, models
 
 from tests.tokenizers.conftest import byte_level_backend, save
 from weft.abi.errors import ModelLoadError, Unsupported
+from weft.tokenizers import load
 from weft.tokenizers.load import load_directory, load_tokenizer
+from weft.tokenizers.token_bytes import MAX_TOKENS
 
 
 def test_no_tokenizer_json(tmp_path: Path) -> None:
@@ -32,6 +35,47 @@ def test_broken_config(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("{not json")
     with pytest.raises(ModelLoadError, match=name.replace(".", r"\.")):
         load_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a": "\xff"}',
+        b'{"added_tokens_decoder": {"one": "a"}}',
+        b'{"added_tokens_decoder": {"' + b"1" * 5000 + b'": "a"}}',
+    ],
+)
+def test_errors_of_a_config_name_the_file(content: bytes, tmp_path: Path) -> None:
+    save(tmp_path, byte_level_backend())
+    (tmp_path / "tokenizer_config.json").write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json"):
+        load_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("tokenizer.json", load.MAX_TOKENIZER_BYTES),
+        ("tokenizer_config.json", load.MAX_CONFIG_BYTES),
+        ("generation_config.json", load.MAX_CONFIG_BYTES),
+        ("chat_template.jinja", load.MAX_TEMPLATE_BYTES),
+    ],
+)
+def test_files_that_are_too_large_are_not_read(name: str, most: int, tmp_path: Path) -> None:
+    save(tmp_path, byte_level_backend())
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(most + 1)  # takes no room on the disk
+    with pytest.raises(ModelLoadError, match=rf"{re.escape(name)} has {most + 1} bytes"):
+        load_directory(tmp_path)
+
+
+@pytest.mark.parametrize("decoder", [decoders.ByteLevel(), decoders.Fuse()])
+def test_token_ids_that_are_too_large_are_refused(decoder: object, tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": MAX_TOKENS}, unk_token="a"))
+    backend.decoder = decoder
+    with pytest.raises(ModelLoadError, match=f"token id {MAX_TOKENS}, at most"):
+        load_directory(save(tmp_path, backend))
 
 
 @pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.CTC()])

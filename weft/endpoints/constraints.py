@@ -127,8 +127,10 @@ def _response_format(value: Mapping[str, Any], blanks: Blanks | None) -> Grammar
                 raise InvalidRequest(f"{path}.schema must be a JSON schema, an object.", f"{path}.schema")
             return _json(wrapper["schema"], "response_format", blanks)
         case other:
+            # Only of a string: the representation of a list is made whole before it is cut.
+            got = repr(other[:60]) if isinstance(other, str) else f"a value of type {type(other).__name__}"
             raise InvalidRequest(
-                f"response_format.type must be text, json_object or json_schema, got {other!r:.60}.",
+                f"response_format.type must be text, json_object or json_schema, got {got}.",
                 "response_format.type",
             )
 

@@ -1,4 +1,5 @@
-"""Grammars: compiled once, followed token by token, and turned into masks for the sampling half of a step.
+"""Grammars: compiled once for each tenant, followed token by token, and turned into masks for the sampling half of a
+step.
 
 Owns llguidance, the threads that compile, and the grammars compiled so far. Tenants take turns on those threads: a
 tenant with many grammars delays only its own. Commands that need one that is still being compiled wait in `Compiling`,
@@ -9,11 +10,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
@@ -23,6 +23,7 @@ from weft.abi.errors import InvalidRequest, Overloaded, Unsupported
 from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
 from weft.core.step import LateInputs, Step
+from weft.core.tenant_cache import TenantCache
 from weft.core.wire import Cancel, Command, Fork, Generate, Release, Truncate
 from weft.engine.conflicts import conflict
 from weft.engine.digits import DigitRun, DigitTokens
@@ -37,8 +38,8 @@ MAX_GRAMMAR_BYTES = 256 << 10
 MAX_FLAT_BYTES = 2 << 20
 """Of a grammar of at most `FLAT_LINES` lines, such as a choice among many texts."""
 FLAT_LINES = 4
-MAX_COMPILED = 64
-"""Grammars kept for the next request with the same one."""
+MAX_TENANT_COMPILED, MAX_COMPILED = 64, 256
+"""Grammars of one tenant, and of all, that are kept for its next request with the same one."""
 STACK_BYTES = 256 << 20
 """Of a thread that compiles. llguidance calls itself once for each rule that is within others, and a stack that ends
 ends the process: the deepest grammar of `MAX_GRAMMAR_BYTES` takes 55 MiB of it."""
@@ -59,17 +60,12 @@ TenantOf = Callable[[int, int], str]
 """(client, sequence) -> tenant; empty for a sequence that is not open."""
 
 
-class _Compiled(NamedTuple):
-    """A grammar that is compiled, or will be in the turn of the first of its tenants that has one."""
-
-    matcher: Future[LLMatcher]
-    """To be copied."""
-    turns: dict[str, Future[None]]
-    """By tenant that asked for it."""
-
-
 class Grammars:
-    """The grammars of one engine, over its tokens."""
+    """The grammars of one engine, over its tokens.
+
+    Each tenant has its own: shared ones would tell a tenant, by the time until its first token, which grammars others
+    use, and a tenant with many grammars would evict those of all others.
+    """
 
     def __init__(
         self,
@@ -94,39 +90,40 @@ class Grammars:
         self._threads = FairThreads(
             COMPILING_THREADS, per_tenant=TENANT_COMPILING_THREADS, name="weft-grammar", stack_bytes=STACK_BYTES
         )
-        self._compiled: OrderedDict[Grammar, _Compiled] = OrderedDict()
-        self._held: Counter[Grammar] = Counter()
+        self._held: Counter[tuple[str, Grammar]] = Counter()
+        self._compiled: TenantCache[Grammar, Future[LLMatcher]] = TenantCache(
+            MAX_TENANT_COMPILED, MAX_COMPILED, lambda tenant, grammar: (tenant, grammar) in self._held
+        )
+        """The matchers are to be copied."""
 
     def hold(self, grammar: Grammar, tenant: str = "", charge: Charge | None = None) -> Future[LLMatcher]:
         """Begin to compile a grammar that a command waits for, as `compiled`. It is kept until `let_go` was called as
         often."""
-        self._held[grammar] += 1
+        self._held[tenant, grammar] += 1
         return self.compiled(grammar, tenant, charge)
 
-    def let_go(self, grammar: Grammar) -> None:
+    def let_go(self, grammar: Grammar, tenant: str = "") -> None:
         """A command that `hold` counted is done with its grammar. What no command waits for any more may be forgotten,
         and is not compiled if that has not begun."""
-        self._held[grammar] -= 1
-        if self._held[grammar]:
+        self._held[tenant, grammar] -= 1
+        if self._held[tenant, grammar]:
             return
-        del self._held[grammar]
-        found = self._compiled.get(grammar)
-        if found is not None and not (found.matcher.running() or found.matcher.done()):
-            del self._compiled[grammar]
-            for turn in found.turns.values():
-                turn.cancel()
+        del self._held[tenant, grammar]
+        matcher = self._compiled.peek(tenant, grammar)
+        if matcher is not None and matcher.cancel():
+            self._compiled.pop(tenant, grammar)
 
     def is_ready(self, grammar: Grammar, tenant: str = "") -> bool:
         """Whether `guide` would answer at once; begins to compile where the tenant did not ask before."""
         return self.compiled(grammar, tenant).done()
 
-    def guide(self, grammar: Grammar) -> Guide:
+    def guide(self, grammar: Grammar, tenant: str = "") -> Guide:
         """A guide at the beginning of the grammar. Raises `InvalidRequest`, saying what is wrong with it, and
         `Overloaded` where no thread could be started to compile it."""
         try:
-            matcher = self.compiled(grammar).result()
+            matcher = self.compiled(grammar, tenant).result()
         except Overloaded:
-            self._compiled.pop(grammar, None)  # the next request tries again
+            self._compiled.pop(tenant, grammar)  # the next request tries again
             raise
         if grammar.trigger is None:
             most = max_digits(grammar, self._max_string_chars)
@@ -134,36 +131,13 @@ class Grammars:
         return TriggeredGuide(matcher, grammar.trigger, self._token_bytes)
 
     def compiled(self, grammar: Grammar, tenant: str = "", charge: Charge | None = None) -> Future[LLMatcher]:
-        """The matcher to copy, once it is made. It is compiled once, in the first turn of a tenant that asked for it:
-        a tenant does not wait behind the other grammars of another that asked earlier. `charge` is called on a thread,
-        with the processor time of the tenant's turn."""
-        found = self._compiled.get(grammar)
-        if found is None:
-            found = self._compiled[grammar] = _Compiled(Future(), {})
-            if len(self._compiled) > MAX_COMPILED:
-                unheld = [other for other in self._compiled if other != grammar and not self._held[other]]
-                for oldest in unheld[: len(self._compiled) - MAX_COMPILED]:
-                    del self._compiled[oldest]
-        else:
-            self._compiled.move_to_end(grammar)
-        matcher, turns = found
-        if not matcher.done() and tenant not in turns:
-            turn = self._threads.submit(partial(self._compile_once, grammar, matcher), tenant=tenant, charge=charge)
-            turns[tenant] = turn
-            turn.add_done_callback(partial(self._turn_ended, matcher))
+        """The matcher to copy, once it is made, in the tenant's turn. `charge` is called on a thread, with the
+        processor time."""
+        matcher = self._compiled.get(tenant, grammar)
+        if matcher is None:
+            matcher = self._threads.submit(partial(self._compile, grammar), tenant=tenant, charge=charge)
+            self._compiled.put(tenant, grammar, matcher)
         return matcher
-
-    def _turn_ended(self, matcher: Future[LLMatcher], turn: Future[None]) -> None:
-        """Tell those who wait for a matcher that a turn has not compiled it."""
-        if turn.cancelled():  # `let_go` and `close` drop turns
-            matcher.cancel()
-            return
-        error = turn.exception()
-        if error is not None:  # no thread could be started
-            with self._lock:
-                is_open = not matcher.running() and not matcher.done() and matcher.set_running_or_notify_cancel()
-            if is_open:
-                matcher.set_exception(error)
 
     def masks(self, step: Step, flight: InFlight) -> LateInputs:
         """The masks that the samplers of a launched step wait for, once the tokens of all steps before are known.
@@ -203,16 +177,6 @@ class Grammars:
         """Stop the compiling threads; grammars that wait are never compiled."""
         self._threads.close()
 
-    def _compile_once(self, grammar: Grammar, matcher: Future[LLMatcher]) -> None:
-        """A turn: compile the grammar, unless another tenant's turn has begun to."""
-        with self._lock:
-            if matcher.running() or matcher.done() or not matcher.set_running_or_notify_cancel():
-                return
-        try:
-            matcher.set_result(self._compile(grammar))
-        except BaseException as error:  # passed on
-            matcher.set_exception(error)
-
     def _compile(self, grammar: Grammar) -> LLMatcher:
         """Compile a grammar, on a thread with a large stack. Raises `InvalidRequest`."""
         is_flat = grammar.kind == "lark" and grammar.text.count("\n") < FLAT_LINES
@@ -241,10 +205,12 @@ class Grammars:
 class _Waiting:
     """One command that waits."""
 
-    __slots__ = ("command",)
+    __slots__ = ("command", "tenant")
 
-    def __init__(self, command: Command):
+    def __init__(self, command: Command, tenant: str):
         self.command = command
+        self.tenant = tenant
+        """Under which its grammar is held."""
 
 
 class _WaitingCommands:
@@ -260,20 +226,20 @@ class _WaitingCommands:
         return bool(self._waiting)
 
     @property
-    def first(self) -> Command:
+    def first(self) -> _Waiting:
         """The command whose turn is next."""
-        return self._waiting[0].command
+        return self._waiting[0]
 
     def append(self, command: Command) -> None:
         """Add a command as the last one."""
-        self._add(_Waiting(command))
+        self._add(_Waiting(command, self.tenant))
 
     def extend(self, others: _WaitingCommands) -> None:
         """Add all commands of another queue."""
         for waiting in others._waiting:
             self._add(waiting)
 
-    def popleft(self) -> Command:
+    def popleft(self) -> _Waiting:
         """Remove and return the first command."""
         waiting = self._waiting.popleft()
         command = waiting.command
@@ -283,14 +249,14 @@ class _WaitingCommands:
                 generates.popleft()
                 if not generates:
                     del self._generates[command.seq]
-        return command
+        return waiting
 
-    def end(self, seq: int) -> list[Generate]:
+    def end(self, seq: int) -> list[_Waiting]:
         """Take the grammars from every `Generate` that waits on a sequence. Returns the commands as they were."""
         ended = []
         for waiting in self._generates.pop(seq, ()):
             assert isinstance(waiting.command, Generate)
-            ended.append(waiting.command)
+            ended.append(_Waiting(waiting.command, waiting.tenant))
             waiting.command = replace(waiting.command, grammar=None)
         return ended
 
@@ -334,10 +300,10 @@ class Compiling:
     def advance(self) -> None:
         """Carry out what no longer has to wait."""
         for key, queue in list(self._queues.items()):
-            while queue and not (isinstance(queue.first, Generate) and not self._is_ready(queue.first, queue.tenant)):
-                command = queue.popleft()
-                self._apply(key[0], [command])
-                self._let_go(command)
+            while queue and self._may_go(key[0], queue.first):
+                waiting = queue.popleft()
+                self._apply(key[0], [waiting.command])
+                self._let_go(waiting)
             if not queue:
                 self._queues.pop(key, None)
 
@@ -347,9 +313,9 @@ class Compiling:
         for key in [key for key in self._queues if key[0] == client]:
             queue = self._queues.pop(key)
             while queue:
-                command = queue.popleft()
-                self._let_go(command)
-                dropped.append(getattr(command, "op", 0))
+                waiting = queue.popleft()
+                self._let_go(waiting)
+                dropped.append(getattr(waiting.command, "op", 0))
         return [op for op in dropped if op]
 
     def _waits(self, client: int, command: Command) -> bool:
@@ -384,9 +350,17 @@ class Compiling:
                 self._queues[key] = queue
         self._queues[client, child] = queue
 
-    def _let_go(self, command: Command) -> None:
+    def _let_go(self, waiting: _Waiting) -> None:
+        command = waiting.command
         if isinstance(command, Generate) and command.grammar is not None:
-            self._grammars.let_go(command.grammar)
+            self._grammars.let_go(command.grammar, waiting.tenant)
+
+    def _may_go(self, client: int, waiting: _Waiting) -> bool:
+        command = waiting.command
+        if not isinstance(command, Generate):
+            return True
+        # A number may be of another sequence by now; `guide` waits for the grammar of that one's tenant.
+        return self._is_ready(command, self._tenant_of(client, command.seq) or waiting.tenant)
 
     def _is_ready(self, command: Generate, tenant: str) -> bool:
         return command.grammar is None or self._grammars.is_ready(command.grammar, tenant)

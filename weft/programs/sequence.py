@@ -120,6 +120,7 @@ class SequenceHandle:
             grammar=grammar,
             num_generated=num_generated,
             tells_start=on_start is not None,
+            stream=op,
         )
         self._add(stream, command)
         return stream

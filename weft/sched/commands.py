@@ -44,7 +44,8 @@ from weft.sched.sequence import QueuePlace, Sequence, SequenceState, StopMonitor
 from weft.sched.state import SchedulerState
 
 MonitorFactory = Callable[[list[bytes]], StopMonitor]
-GuideFactory = Callable[[Grammar], TokenGuide]
+GuideFactory = Callable[[Grammar, str], TokenGuide]
+"""(grammar, tenant) -> guide."""
 _log = logging.getLogger("weft.engine")
 _MASK63 = (1 << 63) - 1
 
@@ -188,26 +189,34 @@ class CommandHandler:
         command.sampling.validate(config.vocab_size)
         command.stop.validate(config.vocab_size)
         check_together(command.sampling, command.stop, config.eos_token_ids)
-        others = len(self._state.sequences.queue) - (sequence.state in (SequenceState.WAITING, SequenceState.DEFERRED))
-        if others >= config.max_waiting:
+        queue = self._state.sequences.queue
+        others = len(queue) - (sequence.state in (SequenceState.WAITING, SequenceState.DEFERRED))
+        # One tenant must not fill the queue for all: one below its share is admitted to a full queue too. When the
+        # k-th of the T tenants that wait, in the order of their last admissions, was admitted last, k tenants waited at
+        # least. So at most `max_waiting * (1 + 1/2 + ... + 1/T)` generations are admitted, each summand rounded up.
+        if others >= config.max_waiting and not queue.has_share(sequence, config.max_waiting):
             wait_s = self._state.places.refused(now)
             raise Overloaded(
-                f"{config.max_waiting} requests wait for this engine, its limit; try again in {math.ceil(wait_s)} s",
+                f"{config.max_waiting} requests or more wait for this engine, its limit, and your share of them is "
+                f"used; try again in {math.ceil(wait_s)} s",
                 retry_after_s=wait_s,
             )
         stop = command.stop
         eos = () if stop.ignore_eos else config.eos_token_ids
         seed = command.sampling.seed
+        if seed is None:
+            # By the client's own numbers: a generation that is sent again after the engine's death goes on with its own.
+            seed = (config.seed * 0x9E3779B97F4A7C15 + sequence.handle * 0xBF58476D1CE4E5B9 + command.stream) & _MASK63
         op = ops.GenerateOp(
             op=command.op,
             sampling=command.sampling,
             stop=stop,
             arrival_s=now,
-            seed=(config.seed * 0x9E3779B97F4A7C15 + sequence.seq) & _MASK63 if seed is None else seed,
+            seed=seed,
             max_tokens=config.max_context if stop.max_tokens is None else stop.max_tokens,
             stop_ids=frozenset((*eos, *stop.stop_token_ids)),
             monitor=self._make_monitor(stop.stop) if stop.stop else None,
-            guide=None if command.grammar is None else self._make_guide(command.grammar),
+            guide=None if command.grammar is None else self._make_guide(command.grammar, sequence.tenant),
             num_output=command.num_generated,
             tells_start=command.tells_start,
         )

@@ -58,6 +58,8 @@ class WaitingQueue:
         self._size = 0
         self._num_other = 0
         self._by_service: Counter[int] = Counter()
+        self._by_tenant: dict[str, int] = {}
+        """Without tenants of which nothing waits. Changed without a call, in every admission."""
         self._awaited: dict[int, _Awaited] = {}
         """By the sequence that computes the prefix."""
         self._deadlines: list[tuple[int, int, Sequence]] = []
@@ -75,6 +77,13 @@ class WaitingQueue:
     def num_of(self, service: int) -> int:
         """Sequences of a service that wait, deferred ones included."""
         return self._by_service[service]
+
+    def has_share(self, sequence: Sequence, max_waiting: int) -> bool:
+        """Whether fewer other sequences of the tenant of `sequence` wait than its share of a queue of `max_waiting`,
+        which the tenants that wait, this one included, share equally."""
+        tenants, own = self._by_tenant, self._by_tenant.get(sequence.tenant, 0)
+        num_tenants = len(tenants) + (sequence.tenant not in tenants)
+        return (own - bool(sequence.place.ticket)) * num_tenants < max_waiting
 
     def push(self, sequence: Sequence) -> None:
         """Enter the queue, or take the place that a changed priority gives. A sequence that is deferred waits again."""
@@ -96,6 +105,11 @@ class WaitingQueue:
             self._size -= 1
             self._num_other -= not place.is_turn_based
             self._by_service[place.service] -= 1
+            left = self._by_tenant[sequence.tenant] - 1
+            if left:
+                self._by_tenant[sequence.tenant] = left
+            else:
+                del self._by_tenant[sequence.tenant]
 
     def pop(self, but: Collection[str] = (), but_warm: Collection[str] = ()) -> Sequence | None:
         """Take the next sequence out, of tenants that are not in `but`, and of those in `but_warm` a warm one or one
@@ -156,6 +170,8 @@ class WaitingQueue:
         place.service = sequence.service
         self._size += 1
         self._by_service[place.service] += 1
+        tenant = sequence.tenant
+        self._by_tenant[tenant] = self._by_tenant[tenant] + 1 if tenant in self._by_tenant else 1
         self._count_kind(sequence)
 
     def _count_kind(self, sequence: Sequence) -> None:

@@ -53,7 +53,7 @@ def _no_monitor(stop: list[bytes]) -> StopMonitor:
     raise Unsupported("this scheduler has no text of its tokens, so it matches no stop strings")
 
 
-def _no_guide(grammar: Grammar) -> TokenGuide:
+def _no_guide(grammar: Grammar, tenant: str) -> TokenGuide:
     raise Unsupported("this scheduler has no grammar compiler", "grammar")
 
 

@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from weft.cache.runs import PREFIX, PageRuns
-from weft.core.waits import ExpectedBy, label_of
+from weft.core.waits import ExpectedBy, WaitKind, label_of, without_cohort
 from weft.metrics import Histogram
-from weft.sched.policies.estimators import WaitEstimator
+from weft.sched.policies.estimators import WaitEstimator, elapsed_s
 from weft.sched.policies.runs import InterceptPolicy
 
 LAST_QUEUED = 0.05
@@ -25,6 +25,7 @@ MAX_TENANTS = 1024
 """Whose averages are kept: those with the last returns."""
 MAX_PAST = 4096
 """Waits that are kept for the policy; older ones are dropped."""
+_OF_WEFT: frozenset[str] = frozenset(WaitKind)
 WAIT_RATIO_BUCKETS = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.25, 2.0, 3.0, 10.0, 30.0, 100.0)
 
 Found = Literal["kept", "host", "recomputed"]
@@ -125,7 +126,11 @@ class WaitLog:
     def expected(self, policy: InterceptPolicy, waits: list[OngoingWait], now: float) -> list[Expected | None]:
         """When each wait is expected to end, as the policy estimates it after being told of the waits that have ended.
         None: its end was not announced, and the policy estimates nothing. An announcement for later than now counts
-        under every policy."""
+        under every policy.
+
+        Tenants are told of this. What was learned from other tenants would tell how long a tool takes them: it is left
+        out, except for kinds of Weft itself, which have no name of a tool.
+        """
         self.tell(policy)
         found = [
             None if wait.expected_s is None else Expected(max(0.0, wait.expected_s - now), "announced")
@@ -134,10 +139,20 @@ class WaitLog:
         if not waits or not isinstance(policy, Predicting):
             return found
         runs = _as_runs(waits)
-        remaining_s, by = policy.estimator.remaining_s(runs, now), policy.estimator.expected_by(runs, now)
+        estimator = policy.estimator
+        estimates = map(Expected, estimator.remaining_s(runs, now).tolist(), estimator.expected_by(runs, now))
+        elapsed = (Expected(waited_s, "elapsed") for waited_s in elapsed_s(runs, now).tolist())
+        may_be_told = [
+            is_own or without_cohort(wait.kind) in _OF_WEFT
+            for is_own, wait in zip(estimator.is_own(runs, now).tolist(), waits, strict=True)
+        ]
+        told = [
+            estimate if may or estimate.by != "learned" else other
+            for may, estimate, other in zip(may_be_told, estimates, elapsed, strict=True)
+        ]
         return [
-            announced if announced is not None and announced.in_s > 0 else Expected(*estimate)
-            for announced, *estimate in zip(found, remaining_s.tolist(), by, strict=True)
+            announced if announced is not None and announced.in_s > 0 else estimate
+            for announced, estimate in zip(found, told, strict=True)
         ]
 
 

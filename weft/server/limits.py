@@ -7,7 +7,9 @@ fields of requests.
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
@@ -28,17 +30,53 @@ T = TypeVar("T")
 INLINE_DECODE_BYTES = 64 * 1024
 """Larger bodies are decoded on a thread; for smaller ones the hand-over costs more than the decoding.
 
-The decoder holds the interpreter lock for about 4 ms per MiB of token ids; `max_body_bytes` bounds this time.
+The decoder holds the interpreter lock until it has decoded the whole body: 10 to 20 ms per MiB of token ids, and 0.2 s
+for `MAX_CONTAINERS` lists and objects. `max_body_bytes` and `MAX_CONTAINERS` bound this time.
 """
+MAX_CONTAINERS = 1 << 20
+"""Of the brackets and braces that may open in a body, those within strings included: an upper bound of its lists and
+objects, which take far more time and memory than their text."""
 MIN_BODY_RATE = 512
 """Bytes per second: a client that sends more slowly is refused after `body_timeout_s`."""
 
 _RUN_CONTROL = re.compile(r"/v1/runs/[^/]+(/messages|/cancel)?\Z")
+_WAITS = re.compile(r"/v1/(variables/[^/]+|runs/[^/]+/(messages|events))\Z")
+"""Paths whose GET waits for a value or streams events. It holds its connection meanwhile, so it counts like work."""
 
 _LONE_SURROGATE = re.compile(
     rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)(?<!\\)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 """The escape of half a pair of UTF-16, which no other half follows or precedes."""
+
+
+class _CollectorPause:
+    """Keeps the garbage collector from running while at least one thread decodes; restores its earlier state after.
+
+    A decoder that makes many lists starts full collections, each of which visits all that it has made so far. The count
+    is guarded by a lock: a thread that restored the state that it found could leave the collector off for ever, because
+    it may have found it off on behalf of another.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_decoding = 0
+        self._was_enabled = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_decoding:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._num_decoding += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_decoding -= 1
+            if not self._num_decoding and self._was_enabled:
+                gc.enable()
+
+
+_collector_pause = _CollectorPause()
 
 
 class AdmissionMiddleware:
@@ -51,14 +89,17 @@ class AdmissionMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request. Raises `Draining` or `Overloaded`."""
         service = self._service
-        takes_work = scope["type"] == "websocket" or (scope["type"] == "http" and scope["method"] == "POST")
+        method = scope["method"] if scope["type"] == "http" else ""
+        takes_work = scope["type"] == "websocket" or method == "POST"
+        waits = method in ("GET", "HEAD") and _WAITS.match(scope["path"]) is not None
         # Requests that let runs end are answered until the last run has ended.
-        if not takes_work or (service.draining and _RUN_CONTROL.match(scope["path"])):
+        if not (takes_work or waits) or (service.draining and _RUN_CONTROL.match(scope["path"])):
             await self._app(scope, receive, send)
             return
-        if service.draining:
+        if service.draining and takes_work:
             raise Draining("The server is shutting down and takes no new requests; send it to another one, or later.")
-        with service.active(record_in(scope).tenant):
+        # A drain waits for the runs and calls themselves, so it need not wait for requests that follow them.
+        with service.active(record_in(scope).tenant, delays_drain=takes_work):
             await self._app(scope, receive, send)
 
 
@@ -136,11 +177,18 @@ def _too_large(max_bytes: int) -> HttpProblem:
 
 
 def decode(body: bytes) -> Any:
-    """Decode JSON to Python values. Raises `InvalidRequest` for invalid JSON and for JSON nested too deeply."""
+    """Decode JSON to Python values. Raises `InvalidRequest` for invalid JSON, and for JSON that is nested too deeply or
+    has more than `MAX_CONTAINERS` brackets and braces."""
     if not body:
         raise InvalidRequest("The body is empty; send a JSON object.")
+    if len(body) > MAX_CONTAINERS and (opened := body.count(b"[") + body.count(b"{")) > MAX_CONTAINERS:
+        raise InvalidRequest(
+            f"The body has {opened:,} opening brackets and braces; this server takes at most {MAX_CONTAINERS:,}. Split "
+            "it into several requests."
+        )
     try:
-        return msgspec.json.decode(body)
+        with _collector_pause:
+            return msgspec.json.decode(body)
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

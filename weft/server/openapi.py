@@ -167,7 +167,7 @@ OPERATIONS: tuple[Operation, ...] = (
         None,
         RunEvent,
         media="text/event-stream",
-        errors=(401, 404),
+        errors=(401, 404, 429),
     ),
     Operation(
         "POST", "/v1/runs/{run}/messages", "Send a message to a run.", MessageRequest, RunCard, errors=(*_WORK, 409)
@@ -221,7 +221,7 @@ OPERATIONS: tuple[Operation, ...] = (
         None,
         WorkflowEvent,
         media="text/event-stream",
-        errors=(400, 401, 404, 507),
+        errors=(400, 401, 404, 429, 507),
         query={"after": _AFTER},
     ),
     Operation(

@@ -2,7 +2,7 @@
 
 Owns the checks before the application gets a request: heads that are too long or too slow, requests that a proxy in
 front of the server could parse differently (`Host`, `Transfer-Encoding`), upgrades that are not supported, and refused
-handshakes. It does not know the application.
+handshakes. Owns the bounds on the frames of WebSockets. It does not know the application.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from weft.endpoints.errors import ErrorBody, ErrorResponse
 from weft.server.connections import Connections
@@ -26,6 +27,18 @@ MAX_HEAD_BYTES = 64 * 1024
 
 MAX_PIPELINED = 500
 """Most requests in one read of a connection, 256 KB: each takes its time, and the event loop waits for all."""
+
+WS_PART_BYTES, WS_TURN_FRAMES = 2 * 1024, 256
+"""Received bytes of a WebSocket are parsed in parts of this size, until this many frames are parsed in one turn of the
+event loop. A frame has at least 6 bytes, so a turn parses fewer than 600."""
+
+MAX_FRAGMENTS = 1000
+"""Most frames of one WebSocket message: empty ones do not count against its size."""
+
+MAX_UNSENT_PONGS = 1000
+"""Most pings of a WebSocket that are answered while the client does not read the answers."""
+
+_CLOSE_POLICY = 1008
 
 _NOT_HTTP = (400, "This is not a valid HTTP/1.1 request.")
 
@@ -259,14 +272,92 @@ def _without_upgrade(name: bytes, value: bytes) -> bytes:
 
 
 class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol, extended to close the connection of every refused handshake."""
+    """uvicorn's WebSocket protocol with bounded frames, extended to close the connection of every refused handshake."""
+
+    _next_parse: asyncio.Handle | None = None
+    """The call of `_parse` that the next turn of the loop makes. Until then, reading is paused."""
+    _num_frames = 0
+    """Frames that this turn of the loop has parsed."""
+    _num_unsent_pongs = 0
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._unparsed = bytearray()
 
     def data_received(self, data: bytes) -> None:
-        """Parse the bytes. A handshake that is too large gets a response, and its connection is closed."""
-        super().data_received(data)
-        if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            self.transport.write(b"".join(self.conn.data_to_send()))
+        """Parse the bytes, in this turn of the loop and in the next ones. A client that sends frames before it gets the
+        response of its handshake, against RFC 6455, 4.1, is disconnected."""
+        if self.handshake_initiated and not self.handshake_complete:
             self.transport.close()
+            return
+        self._unparsed += data
+        if self._next_parse is None:
+            self._parse()
+        else:
+            self.transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the bytes that are not parsed, and end the connection."""
+        self._stop_parsing()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Count the parsed frames, and handle them."""
+        self._num_frames += len(self.conn.events)
+        super().handle_events()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Take a further fragment of a message, unless there are too many."""
+        super().handle_cont(event)
+        if len(self.frames) > MAX_FRAGMENTS:
+            self._refuse(f"A message may have at most {MAX_FRAGMENTS} fragments.")
+
+    def handle_ping(self) -> None:
+        """Answer a ping, unless the client does not read the answers."""
+        super().handle_ping()
+        self._num_unsent_pongs = 0 if self.writable.is_set() else self._num_unsent_pongs + 1
+        if self._num_unsent_pongs > MAX_UNSENT_PONGS:
+            self._refuse("Read the answers of pings before you send more.")
+
+    async def receive(self) -> Any:
+        """The next message. uvicorn resumes reading when there is no further one; bytes that are not parsed yet go
+        first, or a client could send faster than they are parsed."""
+        message = await super().receive()
+        if self._next_parse is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+        return message
+
+    def _parse(self) -> None:
+        """Parse received bytes, until there are no more or the frames of one turn of the loop are parsed. A handshake
+        that is too large gets a response, and its connection is closed."""
+        was_paused, self._next_parse, self._num_frames = self._next_parse is not None, None, 0
+        while self._unparsed and self._num_frames < WS_TURN_FRAMES and not self.transport.is_closing():
+            part = bytes(self._unparsed[:WS_PART_BYTES])
+            del self._unparsed[:WS_PART_BYTES]
+            super().data_received(part)
+            if self.conn.handshake_exc is not None and not self.handshake_initiated:
+                self.transport.write(b"".join(self.conn.data_to_send()))
+                self.transport.close()
+        if self.transport.is_closing():
+            self._stop_parsing()
+        elif self._unparsed:
+            self._next_parse = self.loop.call_soon(self._parse)
+            self.transport.pause_reading()
+        elif was_paused and not self.read_paused:
+            self.transport.resume_reading()
+
+    def _stop_parsing(self) -> None:
+        self._unparsed.clear()
+        if self._next_parse is not None:
+            self._next_parse.cancel()
+            self._next_parse = None
+
+    def _refuse(self, reason: str) -> None:
+        """Close the connection for a breach of a bound."""
+        if not self.transport.is_closing():
+            self.frames = []
+            self.conn.fail(_CLOSE_POLICY, reason)
+            self.handle_parser_exception()
 
     async def send(self, message: Any) -> None:
         """Send a message. A refusal completes the handshake, which uvicorn would otherwise report as an error."""

@@ -73,6 +73,8 @@ class Service:
         self.on_failure: Callable[[], None] = lambda: None
         """Called when an engine cannot start at all."""
         self._interrupts: set[Callable[[Exception], None]] = set()
+        self._num_working = 0
+        """Requests in progress for whose end a drain waits."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._starting: set[asyncio.Task[None]] = set()
@@ -138,15 +140,21 @@ class Service:
         return self._places.num_taken
 
     @contextmanager
-    def active(self, tenant: str) -> Iterator[None]:
-        """Count a request in progress, until the end of the block. Raises `Overloaded` if there are too many."""
+    def active(self, tenant: str, *, delays_drain: bool = True) -> Iterator[None]:
+        """Count a request in progress, until the end of the block. Raises `Overloaded` if there are too many.
+
+        `delays_drain`: whether a drain waits for its end.
+        """
         self._places.take(tenant, self.timer.now())
-        self._idle.clear()
+        self._num_working += delays_drain
+        if delays_drain:
+            self._idle.clear()
         try:
             yield
         finally:
             self._places.give_back(tenant, self.timer.now())
-            if self.num_active == 0:
+            self._num_working -= delays_drain
+            if self._num_working == 0:
                 self._idle.set()
 
     @contextmanager

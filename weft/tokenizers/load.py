@@ -29,6 +29,12 @@ _FILES = [
     "additional_chat_templates/*.jinja",
 ]
 
+MAX_TOKENIZER_BYTES = 256 << 20
+"""Of tokenizer.json; those of the largest vocabularies have some ten million."""
+MAX_CONFIG_BYTES = 32 << 20
+"""Of tokenizer_config.json and its like: those that list all tokens of a codec for speech have some ten million."""
+MAX_TEMPLATE_BYTES = 4 << 20
+
 
 def load_tokenizer(
     model: str, revision: str | None = None, offline: bool = False, *, generation_config: bool = False
@@ -53,16 +59,23 @@ def load_directory(path: Path, name: str = "", *, generation_config: bool = Fals
             "transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...). A model of GGUF files is given by "
             "one of them: org/name/file.gguf"
         )
+    _check_size(file, MAX_TOKENIZER_BYTES)
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare exceptions
         raise ModelLoadError(f"{file} cannot be read: {error}") from error
-    config = _read_json(path / "tokenizer_config.json")
+    config_file = path / "tokenizer_config.json"
+    config = _read_json(config_file)
     if "added_tokens_decoder" not in config:
         # The older layout, in which this file lists the special tokens.
         config = config | _read_json(path / "special_tokens_map.json")
     special = _special_tokens(config)
-    _add_tokens(backend, config, special)
+    try:
+        _add_tokens(backend, config, special)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"{config_file} has an entry of added_tokens_decoder that is not under a token id: {error}; correct it"
+        ) from error
     return Tokenizer(
         backend,
         special_tokens={key: token.content for key, token in special.items()},
@@ -73,12 +86,23 @@ def load_directory(path: Path, name: str = "", *, generation_config: bool = Fals
     )
 
 
+def _check_size(file: Path, most: int) -> None:
+    """Raise `ModelLoadError` for a file of too many bytes."""
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
+    if size > most:
+        raise ModelLoadError(f"{file} has {size} bytes; there may be {most}")
+
+
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
+    _check_size(file, MAX_CONFIG_BYTES)
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, OSError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ModelLoadError(f"{file} cannot be read: {error}") from error
 
 
@@ -157,6 +181,7 @@ def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     files |= {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
     for name, file in files.items():
         if file.is_file():
+            _check_size(file, MAX_TEMPLATE_BYTES)
             try:
                 templates[name] = file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:

@@ -17,6 +17,9 @@ import tokenizers
 
 from weft.abi.errors import ModelLoadError
 
+MAX_TOKENS = 4 << 20
+"""Of a vocabulary, ids without a token included: a list has an entry for each. The largest that is known has 0.3 M."""
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -30,9 +33,12 @@ class Vocabulary(NamedTuple):
 
 
 def read_vocabulary(backend: tokenizers.Tokenizer) -> Vocabulary:
-    """The bytes of all tokens. Raises `ModelLoadError` for a decoder of another family, by name."""
+    """The bytes of all tokens. Raises `ModelLoadError` for a decoder of another family, by name, and for an id
+    that is too large."""
     vocab = backend.get_vocab(with_added_tokens=True)
     size = max(vocab.values(), default=-1) + 1
+    if size > MAX_TOKENS:
+        raise ModelLoadError(f"tokenizer.json has the token id {size - 1}, at most {MAX_TOKENS - 1}; correct the file")
     steps = _decoder_steps(backend)
     kinds = [step["type"] for step in steps]
     if "ByteLevel" in kinds:

@@ -104,34 +104,38 @@ def test_parsing_ends_at_a_bound_of_memory(monkeypatch: pytest.MonkeyPatch) -> N
     assert "64 MiB of memory" in said
 
 
-def test_the_same_content_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_content_is_checked_once_for_each_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     problem = module._problem
     monkeypatch.setattr(module, "_problem", lambda code, worker: checked.append(code.hash) or problem(code, worker))
 
     async def check() -> None:
         checker = CodeChecker()
-        await asyncio.gather(*(checker.check(tenant, code(MAIN)) for tenant in ("a", "a", "b")))
-        await checker.check("c", code(MAIN))
+        await asyncio.gather(*(checker.check(tenant, code(MAIN)) for tenant in ("a", "a")))
+        assert len(checked) == 1
+        await checker.check("b", code(MAIN))
+        assert len(checked) == 2, "whether another tenant has the program does not show by the time"
+        await checker.check("a", code(MAIN))
         await checker.close()
 
     asyncio.run(check())
-    # Two tenants may begin at the same time; after that it is known.
-    assert 1 <= len(checked) <= 2
+    assert len(checked) == 2
 
 
 def test_verdicts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_VERDICTS", 2)
+    monkeypatch.setattr(module, "MAX_TENANT_VERDICTS", 2)
+    monkeypatch.setattr(module, "MAX_VERDICTS", 3)
     monkeypatch.setattr(module, "_problem", lambda code, worker: None)
 
     async def check() -> int:
         checker = CodeChecker()
-        for number in range(5):
-            await checker.check("t", code(MAIN + b"#%d" % number))
+        for number in range(10):
+            await checker.check("t" if number < 5 else f"t{number}", code(MAIN + b"#%d" % number))
+            assert len(checker._verdicts) == min(number + 1, 2 if number < 5 else 3)
         await checker.close()
         return len(checker._verdicts)
 
-    assert asyncio.run(check()) == 2
+    assert asyncio.run(check()) == 3
 
 
 def test_a_check_that_is_cancelled_kills_its_process_and_is_charged() -> None:

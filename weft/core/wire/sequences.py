@@ -80,6 +80,9 @@ class Generate(CommandBase, frozen=True, kw_only=True):
     Grammar, stop strings, penalties, limits and random numbers go on behind them; only further tokens are reported."""
     tells_start: bool = False
     """Whether `Started` comes before the first token."""
+    stream: int = 0
+    """Of a generation without a seed: tells its random numbers from those of other generations on the sequence. It goes
+    on with the same ones if it is sent again with the same number."""
 
 
 class Fork(CommandBase, frozen=True, kw_only=True):

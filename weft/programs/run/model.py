@@ -112,10 +112,10 @@ class ProgramModel:
 
         grammars = self._open_grammars()
         try:
-            # Others may wait for the same grammar when the caller is cancelled.
+            # Other runs of the tenant may wait for the same grammar when the caller is cancelled.
             compiled = await asyncio.shield(asyncio.wrap_future(grammars.hold(grammar, tenant, charge_later)))
         finally:
-            grammars.let_go(grammar)
+            grammars.let_go(grammar, tenant)
         return await self.follow(lambda: Guide(compiled.deep_copy()), tenant, charge)
 
     async def follow(self, work: Callable[[], T], tenant: str, charge: Charge) -> T:

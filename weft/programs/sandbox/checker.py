@@ -1,4 +1,4 @@
-"""Whether an upload may be a program: decided in a limited process, once for each content.
+"""Whether an upload may be a program: decided in a limited process, once for each content and tenant.
 
 Owns the bounds on that process and what was decided. The front uses one for uploads and for sources that are run
 without being uploaded, a program host one for sources that programs launch. Neither ever parses a user's code itself.
@@ -7,9 +7,10 @@ without being uploaded, a program host one for sources that programs launch. Nei
 from __future__ import annotations
 
 import signal
-from collections import OrderedDict
+from typing import NamedTuple
 
 from weft.abi.errors import InvalidRequest, WeftError
+from weft.core.tenant_cache import TenantCache
 from weft.programs.registry import Code
 from weft.programs.sandbox.check_worker import THE_PROGRAM
 from weft.programs.sandbox.workers import Charge, WorkerPool, WorkerProcess
@@ -17,7 +18,7 @@ from weft.programs.sandbox.workers import Charge, WorkerPool, WorkerProcess
 CHECK_CPU_S = 5
 CHECK_BYTES = 1 << 30
 """Address space of the process that checks."""
-MAX_VERDICTS = 4096
+MAX_TENANT_VERDICTS, MAX_VERDICTS = 1024, 4096
 WIDTH = 2
 
 _MODULE = "weft.programs.sandbox.check_worker"
@@ -26,37 +27,40 @@ _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGI
 """Signals of a process whose own code is at fault."""
 
 
+class _Verdict(NamedTuple):
+    problem: str | None
+    """Why the content is refused."""
+
+
 class CodeChecker:
     """Used from one event loop. `close` ends what it has started."""
 
     def __init__(self) -> None:
         self._pool = WorkerPool(WIDTH)
-        self._verdicts: OrderedDict[tuple[str, str], str | None] = OrderedDict()
-        """By kind and hash: why it is refused, or None. What was not asked for longest goes first."""
+        self._verdicts: TenantCache[tuple[str, str], _Verdict] = TenantCache(MAX_TENANT_VERDICTS, MAX_VERDICTS)
+        """By tenant, and by kind and hash. A verdict that tenants shared would tell one, by the time that its request
+        takes, which programs the others have."""
 
     async def check(self, tenant: str, code: Code, charge: Charge | None = None) -> None:
         """Raise `InvalidRequest` for content that is not a program, or takes too much to be parsed. Where this is
         cancelled, the process is killed. `charge` gets its processor time."""
         key = (code.kind, code.hash)
-        if key not in self._verdicts:
-            verdict = await self._pool.call(tenant, lambda worker: self._verdict(code, worker), charge)
-            self._verdicts[key] = verdict
-            if len(self._verdicts) > MAX_VERDICTS:
-                self._verdicts.popitem(last=False)
-        self._verdicts.move_to_end(key)
-        problem = self._verdicts[key]
-        if problem is not None:
-            raise _refusal(problem, code)
+        verdict = self._verdicts.get(tenant, key)
+        if verdict is None:
+            verdict = await self._pool.call(tenant, lambda worker: self._verdict(tenant, code, worker), charge)
+            self._verdicts.put(tenant, key, verdict)
+        if verdict.problem is not None:
+            raise _refusal(verdict.problem, code)
 
     async def close(self) -> None:
         """Kill the processes that check."""
         await self._pool.close()
 
-    def _verdict(self, code: Code, worker: WorkerProcess) -> str | None:
+    def _verdict(self, tenant: str, code: Code, worker: WorkerProcess) -> _Verdict:
         """On a thread."""
-        key = (code.kind, code.hash)
         # The same content may have been checked while this waited for its turn.
-        return self._verdicts[key] if key in self._verdicts else _problem(code, worker)
+        found = self._verdicts.peek(tenant, (code.kind, code.hash))
+        return _Verdict(_problem(code, worker)) if found is None else found
 
 
 def check_now(code: Code) -> None:

@@ -3,6 +3,9 @@
 Owns the folder `sandbox` of the cache: for each key an index file that names a file of machine code by its hash. The
 index is written last and in one step, so two processes may compile the same at once. Machine code is run as it is, so
 it must never come from a user: the folder is this user's alone, and each file is compared with its hash when opened.
+
+Tenants share machine code, since compiling it takes seconds and the folder is bounded for all of them: a tenant that
+uploads a module can tell by the time whether the same module was used on this machine before.
 """
 
 from __future__ import annotations

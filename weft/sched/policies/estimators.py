@@ -33,6 +33,10 @@ class WaitEstimator(Protocol):
         """[n] what `remaining_s` rests on. `runs` have no `sooner_s`."""
         ...
 
+    def is_own(self, runs: PageRuns, now: float) -> Bool:
+        """[n] whether the answers rest on no waits of other tenants."""
+        ...
+
     def return_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] the probability that a run is used again."""
         ...
@@ -73,6 +77,10 @@ class ElapsedEstimator:
     def expected_by(self, runs: PageRuns, now: float) -> list[ExpectedBy]:
         """[n] the time waited so far."""
         return ["elapsed"] * len(runs.since_s)
+
+    def is_own(self, runs: PageRuns, now: float) -> Bool:
+        """[n] ones: the answers rest on no waits at all."""
+        return np.ones(len(runs.since_s), np.bool_)
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] ones: every wait is taken to end with a return."""
@@ -118,6 +126,10 @@ class OracleEstimator:
     def expected_by(self, runs: PageRuns, now: float) -> list[ExpectedBy]:
         """[n] the announcement, also where it is overdue."""
         return ["elapsed" if is_missing else "announced" for is_missing in np.isnan(runs.expected_s).tolist()]
+
+    def is_own(self, runs: PageRuns, now: float) -> Bool:
+        """[n] ones: the answers rest on no other waits."""
+        return np.ones(len(runs.since_s), np.bool_)
 
     def return_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] 0 where nothing was announced and nothing has used the run; else 1."""
@@ -183,6 +195,11 @@ class LearnedEstimator:
             for is_announced, is_known in zip(announced, known, strict=True)
         ]
 
+    def is_own(self, runs: PageRuns, now: float) -> Bool:
+        """[n] whether the waits that lasted as long are the tenant's."""
+        is_own: Bool = self._samples.is_own.take(self._lasted(runs, now).slots)
+        return is_own
+
     def return_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] from the waits that lasted as long. Where fewer than `LASTED_ENOUGH` did, as for the longest wait of
         which so many are known: what has waited for longer must not count as more likely to be used."""
@@ -195,8 +212,7 @@ class LearnedEstimator:
 
     def own_chance(self, runs: PageRuns, now: float) -> F64:
         """[n] as `return_chance`, and 1 where too few of the tenant's own waits are known."""
-        is_own = self._samples.is_own.take(self._lasted(runs, now).slots)
-        return np.where(is_own, self.return_chance(runs, now), 1.0)
+        return np.where(self.is_own(runs, now), self.return_chance(runs, now), 1.0)
 
     def interval_s(self, runs: PageRuns, now: float, coverage: float) -> tuple[F64, F64]:
         """Two [n]: between which the remaining time lies with probability `coverage`, as much below as above.

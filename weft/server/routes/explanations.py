@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import get_args
 
 import msgspec
@@ -48,7 +47,7 @@ async def explain_workflow(service: Service, request: Request) -> ASGIApp:
     asked = ExplainAsked(rows, body.statistics, body.model, body.optimise, body.cache, body.cache_salt)
     async with Guard(request, service):
         made = await service.workflows.explanations.before(record_of(request).tenant, workflow, asked)
-        return await _rendered(made, body.format)
+        return await _rendered(service, request, made, body.format)
 
 
 async def explain_run(service: Service, request: Request) -> ASGIApp:
@@ -57,14 +56,15 @@ async def explain_run(service: Service, request: Request) -> ASGIApp:
     require(form in get_args(ExplainFormat), f"format is one of {', '.join(get_args(ExplainFormat))}.", "format")
     run = await service.workflows.runs.find(record_of(request).tenant, workflow_run_id(request))
     async with Guard(request, service):
-        return await _rendered(await service.workflows.explanations.of_run(run), form)
+        return await _rendered(service, request, await service.workflows.explanations.of_run(run), form)
 
 
-async def _rendered(made: Explanation, form: ExplainFormat) -> ASGIApp:
+async def _rendered(service: Service, request: Request, made: Explanation, form: ExplainFormat) -> ASGIApp:
     """On a thread: predictions and long lists take time."""
 
     def work() -> bytes:
         content = made.rendered(form)
         return content.encode("utf-8", "replace") if isinstance(content, str) else msgspec.json.encode(content)
 
-    return Response(await asyncio.to_thread(work), media_type=_MEDIA[form], headers=_POLICY)
+    content = await service.workflows.evaluations.on_thread(record_of(request).tenant, work)
+    return Response(content, media_type=_MEDIA[form], headers=_POLICY)

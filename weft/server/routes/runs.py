@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from starlette.requests import Request
 from starlette.routing import Route, WebSocketRoute
@@ -12,6 +14,7 @@ from weft.endpoints.errors import require
 from weft.programs.registry import Code
 from weft.programs.run.runs import Run, RunSpec
 from weft.server.guard import Guard, until_over
+from weft.server.limits import INLINE_DECODE_BYTES
 from weft.server.record import record_of
 from weft.server.routes.base import answer, read, route
 from weft.server.run_events import RunStream, card_of
@@ -27,6 +30,7 @@ from weft.server.schemas.programs import (
 )
 from weft.server.state import Service
 from weft.server.workflow_cards import workflow_run_card
+from weft.tokenizers.tokenizer import off_loop
 from weft.workflow.service.record import is_workflow_run
 
 _encode = msgspec.json.encode
@@ -72,9 +76,10 @@ async def _run(service: Service, request: Request, body: RunRequest, code: Code)
     record = record_of(request)
     model = service.models.usable(body.model)
     record.model, record.stream = model.names[0], body.stream
+    args, *messages = await _encoded(request, [body.args, *body.messages])
     spec = RunSpec(
         code=code,
-        args=_encode(body.args),
+        args=args,
         limits=service.programs.limits(body.limits),
         trusted=code.trusted,
         model=model.names[0],
@@ -83,9 +88,9 @@ async def _run(service: Service, request: Request, body: RunRequest, code: Code)
     caller = record.caller(cache_salt=body.cache_salt, priority=body.priority)
     run = await service.programs.launch(spec, caller)
     try:
-        for message in body.messages:
-            run.send(_encode(message))
-        if body.messages:
+        for message in messages:
+            run.send(message)
+        if messages:
             await run.refresh()  # raises the refusal of a message by the program host
     except WeftError:
         run.cancel("a message that came with it could not be taken")
@@ -144,7 +149,8 @@ async def send_message(service: Service, request: Request) -> ASGIApp:
     """Put a message on a run's inbox. Raises `UnknownRun`, `RunEnded`, and `Overloaded` for a full inbox."""
     body = await read(service, request, MessageRequest)
     run = _find(service, request)
-    await run.deliver(_encode(body.message))
+    [message] = await _encoded(request, [body.message])
+    await run.deliver(message)
     return answer(card_of(run.record()))
 
 
@@ -160,6 +166,14 @@ async def cancel(service: Service, request: Request) -> ASGIApp:
     async with Guard(request, service):
         await run.wait()
     return answer(card_of(run.record()))
+
+
+async def _encoded(request: Request, values: list[Any]) -> list[bytes]:
+    """Values of the request's body as JSON; encoded on a thread if the body is large."""
+    record = record_of(request)
+    if record.body_bytes <= INLINE_DECODE_BYTES:
+        return [_encode(value) for value in values]
+    return await off_loop(lambda: [_encode(value) for value in values], tenant=record.tenant)
 
 
 def _find(service: Service, request: Request) -> Run:

@@ -19,6 +19,7 @@ import msgspec
 
 from weft.abi.errors import StorageFailed
 from weft.store.answers import AnswerTable
+from weft.threads import FairThreads
 from weft.workflow.run.calls import ModelAnswer
 
 _decoder = msgspec.json.Decoder(ModelAnswer)
@@ -31,10 +32,19 @@ CallsInFlight = dict[tuple[str, str], asyncio.Future[ModelAnswer | None]]
 class PromptCache:
     """The answers of one tenant and model in a database."""
 
-    def __init__(self, table: AnswerTable, model: str, tenant: str = "", in_flight: CallsInFlight | None = None):
+    def __init__(
+        self,
+        table: AnswerTable,
+        model: str,
+        tenant: str = "",
+        in_flight: CallsInFlight | None = None,
+        threads: FairThreads | None = None,
+    ):
+        """`threads` read the table; None: those of the event loop."""
         self._table = table
         self._model = model
         self._tenant = tenant
+        self._threads = threads
         self._in_flight = {} if in_flight is None else in_flight
 
     async def answer(
@@ -76,7 +86,11 @@ class PromptCache:
     async def _found(self, key: str, *, marks_use: bool) -> ModelAnswer | None:
         full = f"{self._model} {key}"
         try:
-            found = await asyncio.to_thread(self._table.get, self._tenant, full, marks_use=marks_use)
+            get = partial(self._table.get, self._tenant, full, marks_use=marks_use)
+            if self._threads is None:
+                found = await asyncio.to_thread(get)
+            else:
+                found = await self._threads.run(get, tenant=self._tenant)
         except StorageFailed:
             return None
         if found is None:

@@ -22,6 +22,7 @@ from weft.store.answers import AnswerTable
 from weft.store.served_runs import Endings, ServedRunTable
 from weft.store.statistics import StatisticsTable
 from weft.store.workflow_runs import SavedRun, WorkflowRunTable
+from weft.threads import FairThreads
 from weft.workflow.actuals import CallCounts, RunCounts
 from weft.workflow.backend.endpoint import EndpointBackend, sources_of_models
 from weft.workflow.graph.digest import journal_digest
@@ -71,6 +72,8 @@ class RunTables(NamedTuple):
     variables: WaitingVariables
     statistics: StatisticsTable
     in_flight: CallsInFlight
+    threads: FairThreads
+    """For calls of the tables, which block."""
 
 
 class _Unwritten(NamedTuple):
@@ -231,7 +234,9 @@ class RunExecution:
             source=programs.source,
             external=self._variables.external,
             elsewhere=self._variables.function,
-            cache=PromptCache(self._tables.answers, cached_for, record.tenant, self._tables.in_flight)
+            cache=PromptCache(
+                self._tables.answers, cached_for, record.tenant, self._tables.in_flight, self._tables.threads
+            )
             if spec.cache
             else None,
         )

@@ -55,6 +55,7 @@ class WorkflowExplanations:
         self._library = library
         self._table = tables.runs
         self._answers = tables.answers
+        self._table_threads = tables.threads
 
     async def before(self, tenant: str, workflow: StoredWorkflow, asked: ExplainAsked) -> Explanation:
         """What a run would do. Raises `InvalidRows`, `InvalidRequest` for statistics that do not fit, for too many rows
@@ -91,7 +92,7 @@ class WorkflowExplanations:
             runs,
             rows,
             EndpointBackend(self._models, tenant, "explain", given),
-            PromptCache(self._answers, identity, tenant),
+            PromptCache(self._answers, identity, tenant, threads=self._table_threads),
             self._evaluations.of_runs(tenant),
             self._evaluations.turn(tenant),
         )

@@ -6,7 +6,6 @@ work is done on threads, because a graph may have 10,000 nodes.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from functools import lru_cache, partial
@@ -61,9 +60,11 @@ class StoredWorkflow(NamedTuple):
 class WorkflowLibrary:
     """Used from one event loop."""
 
-    def __init__(self, table: WorkflowTable, threads: FairThreads):
+    def __init__(self, table: WorkflowTable, threads: FairThreads, table_threads: FairThreads):
+        """`threads` check graphs, `table_threads` read and delete."""
         self._table = table
         self._threads = threads
+        self._table_threads = table_threads
 
     async def create(self, tenant: str, raw: Any, name: str = "") -> StoredWorkflow:
         """Check and store a graph; one that is there already is returned. Raises `InvalidGraph` with every mistake,
@@ -72,18 +73,20 @@ class WorkflowLibrary:
 
     async def find(self, tenant: str, id: str) -> StoredWorkflow:
         """The workflow of an id, or of the first characters of one. Raises `UnknownWorkflow`, `StorageFailed`."""
-        row = await asyncio.to_thread(self._table.find, tenant, id) if _ID.match(id) else None
+        find = partial(self._table.find, tenant, id)
+        row = await self._table_threads.run(find, tenant=tenant) if _ID.match(id) else None
         if row is None:
             raise UnknownWorkflow(f"There is no workflow {id[:80]!r}.", "workflow")
         return _stored(tenant, row)
 
     async def all(self, tenant: str) -> list[StoredWorkflow]:
         """All of a tenant, oldest first, without their graphs. Raises `StorageFailed`."""
-        return [_stored(tenant, row) for row in await asyncio.to_thread(self._table.all, tenant)]
+        rows = await self._table_threads.run(partial(self._table.all, tenant), tenant=tenant)
+        return [_stored(tenant, row) for row in rows]
 
     async def delete(self, tenant: str, id: str) -> None:
         """Remove a workflow. Raises `StorageFailed`."""
-        await asyncio.to_thread(self._table.delete, tenant, id)
+        await self._table_threads.run(partial(self._table.delete, tenant, id), tenant=tenant)
 
     def _create(self, tenant: str, raw: Any, name: str) -> StoredWorkflow:
         graph = graph_from_dict(raw)

@@ -17,16 +17,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.abi.errors import InvalidRequest, NotSettable, NoValue, Overloaded, UnknownVariable, from_kind
-from weft.store.workflow_variables import WorkflowVariableTable
+from weft.store.workflow_variables import AskedVariable, WorkflowVariableTable
 from weft.threads import FairThreads
 from weft.workflow.graph.schema_check import schema_mistake
 from weft.workflow.graph.values import TOO_DEEP, is_too_deep
 from weft.workflow.run.functions import MAX_VALUE_BYTES, no_value_within, time_limit
 from weft.workflow.run.instructions import AwaitExternal, CallFunction, TaskName
+from weft.workflow.run.slots import RowSlots
 from weft.workflow.service.live_run import RunWait, WorkflowRun
 
 PREFIX = "wvar-"
 """Of the ids of these variables."""
+MAX_ASKING = 8
+"""Variables of one run that are being entered in the table at once. A run may ask for 10,000 at the same moment."""
 
 
 class VariableAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +51,10 @@ class _Waiting(NamedTuple):
 class WaitingVariables:
     """The variables that runs of this server wait for, by id. Used from one event loop."""
 
-    def __init__(self, table: WorkflowVariableTable, threads: FairThreads):
+    def __init__(self, table: WorkflowVariableTable, threads: FairThreads, table_threads: FairThreads):
+        """`threads` check values, `table_threads` call the table."""
         self.table = table
+        self.table_threads = table_threads
         self._threads = threads
         self.by_id: dict[str, _Waiting] = {}
         self.is_ending: Callable[[str], bool] = lambda run: False
@@ -67,6 +72,7 @@ class WaitingVariables:
         await asyncio.shield(task)
 
     async def _set(self, tenant: str, id: str, answer: VariableAnswer) -> None:
+        find = partial(self.table_threads.run, partial(self.table.find, tenant, id), tenant=tenant)
         waiting = self.by_id.get(id)
         if waiting is not None and waiting.owner.tenant != tenant:
             waiting = None
@@ -75,19 +81,19 @@ class WaitingVariables:
             encoded = await self._threads.run(partial(_encoded, waiting.wait, answer), tenant=tenant)
         # Its row may have ended meanwhile.
         if waiting is None or self.by_id.get(id) is not waiting:
-            known = await asyncio.to_thread(self.table.find, tenant, id)
+            known = await find()
             if known is None:
                 raise UnknownVariable(f"There is no variable {id[:200]!r}.", "variable")
             if known.is_set:
                 raise _already_set(id)
             if not known.is_over and not self.is_ending(known.run):
                 # Its run may have ended between the two.
-                known = await asyncio.to_thread(self.table.find, tenant, id) or known
+                known = await find() or known
             if known.is_over or self.is_ending(known.run):
                 raise NoValue(f"Nothing waits for {id}: its row or its run has ended.", "variable")
             # A server that has started again waits for its engines, and then comes to the node again.
             raise Overloaded(f"The run of {id} was interrupted and has not come to it again yet: send it again.")
-        if not await asyncio.to_thread(self.table.set, tenant, id, encoded):
+        if not await self.table_threads.run(partial(self.table.set, tenant, id, encoded), tenant=tenant):
             raise _already_set(id)
         if not waiting.answer.done():
             waiting.answer.set_result(answer)
@@ -102,6 +108,7 @@ class RunVariables:
         self._attempts: dict[int, dict[TaskName, int]] = {}
         """Of rows in progress, the next number of each task that has asked for a value."""
         self._numbers = itertools.count(1)
+        self._asking = RowSlots(MAX_ASKING)
 
     @property
     def tenant(self) -> str:
@@ -130,14 +137,8 @@ class RunVariables:
         schema: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Any:
-        table, run = self._waiting.table, self._run.id
-        attempts = self._attempts.setdefault(task.row, {})
-        attempt = attempts.get(task)
-        if attempt is None:
-            attempt = max(await asyncio.to_thread(table.latest_attempt, run, *task), 1)
-        id = _variable_id(run, task, attempt)
-        known = await asyncio.to_thread(table.ask, id, run, *task, attempt, time.time())
-        attempts[task] = attempt + 1
+        async with self._asking.of(task.row):
+            id, known = await self._ask(task)
         if known.answer is None:
             until_s = None if timeout_s is None else known.asked_s + timeout_s
             wait = RunWait(
@@ -157,6 +158,19 @@ class RunVariables:
         if answer.error is not None:
             raise from_kind(answer.kind, answer.error)
         return answer.value
+
+    async def _ask(self, task: TaskName) -> tuple[str, AskedVariable]:
+        """Ask for the value of the next attempt at a task. Returns the id of its variable too."""
+        table, run = self._waiting.table, self._run.id
+        on_thread = partial(self._waiting.table_threads.run, tenant=self.tenant)
+        attempts = self._attempts.setdefault(task.row, {})
+        attempt = attempts.get(task)
+        if attempt is None:
+            attempt = max(await on_thread(partial(table.latest_attempt, run, *task)), 1)
+        id = _variable_id(run, task, attempt)
+        known = await on_thread(partial(table.ask, id, run, *task, attempt, time.time()))
+        attempts[task] = attempt + 1
+        return id, known
 
     async def _answer(self, wait: RunWait, too_late: str) -> VariableAnswer:
         future: asyncio.Future[VariableAnswer] = asyncio.get_running_loop().create_future()

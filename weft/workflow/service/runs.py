@@ -17,9 +17,9 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
@@ -51,6 +51,7 @@ from weft.workflow.service.refusals import called_models
 from weft.workflow.service.totals import WorkflowTotals
 
 T = TypeVar("T")
+P = ParamSpec("P")
 MAX_PAGE_BYTES = 8 << 20
 """Results of one page; one result always fits."""
 _ELSEWHERE = "Another server with the same data carries out the run {}: ask that one."
@@ -194,7 +195,7 @@ class WorkflowRuns:
     async def all(self, tenant: str) -> list[WorkflowRun]:
         """All runs of a tenant, newest first. Raises `StorageFailed`."""
         self._forget_old(tenant)
-        found = [decoded_run(stored) for stored in await asyncio.to_thread(self._tables.runs.all, tenant)]
+        found = [decoded_run(stored) for stored in await self._on_thread(tenant, self._tables.runs.all, tenant)]
         known = {**self._live, **self._unstored}
         return [known.get(record.id) or WorkflowRun(record) for record in found]
 
@@ -208,7 +209,7 @@ class WorkflowRuns:
 
     async def results(self, run: WorkflowRun, after: int, limit: int) -> list[NumberedResult]:
         """Results in the order in which rows ended, from 1, behind number `after`. Raises `StorageFailed`."""
-        return await asyncio.to_thread(self._tables.runs.results, run.id, after, limit, MAX_PAGE_BYTES)
+        return await self._on_thread(run.record.tenant, self._tables.runs.results, run.id, after, limit, MAX_PAGE_BYTES)
 
     async def resume(self, tenant: str, id: str) -> WorkflowRun:
         """Go on with a run that failed or was cancelled, also if the client disconnects meanwhile. Raises `UnknownRun`,
@@ -230,10 +231,14 @@ class WorkflowRuns:
         if not record.ended:
             raise InvalidRequest(f"The run {id} is {record.status}; cancel it first.", "run")
         await self._store_end(id)
-        if not await asyncio.to_thread(self._tables.runs.forget, tenant, id):
+        if not await self._on_thread(tenant, self._tables.runs.forget, tenant, id):
             raise InvalidRequest(_ELSEWHERE.format(id), "run")
 
     # ---- inside
+
+    async def _on_thread(self, tenant: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a table, which blocks, for a tenant."""
+        return await self._tables.threads.run(partial(work, *args, **kwargs), tenant=tenant)
 
     def _known(self, tenant: str, id: str) -> WorkflowRun | None:
         """A run of a tenant as this server has it in memory."""
@@ -241,7 +246,7 @@ class WorkflowRuns:
         return run if run is not None and run.record.tenant == tenant else None
 
     async def _stored(self, tenant: str, id: str) -> WorkflowRun:
-        found = await asyncio.to_thread(self._tables.runs.find, tenant, id)
+        found = await self._on_thread(tenant, self._tables.runs.find, tenant, id)
         if found is None:
             raise UnknownRun(f"There is no run {id[:80]!r}; old runs are deleted.", "run")
         run = WorkflowRun(decoded_run(found))
@@ -249,7 +254,7 @@ class WorkflowRuns:
         return run
 
     async def _cancel_abandoned(self, tenant: str, id: str) -> WorkflowRun:
-        if await asyncio.to_thread(self._tables.runs.claim, tenant, id):
+        if await self._on_thread(tenant, self._tables.runs.claim, tenant, id):
             run = self._live[id] = WorkflowRun((await self._stored(tenant, id)).record)
             self._cancel(run, "the run was cancelled")
             return run
@@ -270,7 +275,7 @@ class WorkflowRuns:
             await self._library.find(tenant, record.workflow)
             record = msgspec.structs.replace(record, status="queued", error=None, finished_s=None)
             reopen = self._tables.runs.reopen
-            if await asyncio.to_thread(reopen, tenant, id, msgspec.json.encode(record)):
+            if await self._on_thread(tenant, reopen, tenant, id, msgspec.json.encode(record)):
                 return self._add(WorkflowRun(record))
         return await self.find(tenant, id)
 
@@ -286,7 +291,7 @@ class WorkflowRuns:
         record, new = await self._evaluations.on_thread(tenant, new_run)
         run = self._starting[record.id] = WorkflowRun(record)
         try:
-            stored = await asyncio.to_thread(self._tables.runs.begin, new)
+            stored = await self._on_thread(tenant, self._tables.runs.begin, new)
             known = decoded_run(stored)
             if known.id == record.id:
                 self._forget_old(tenant)

@@ -32,9 +32,12 @@ class WorkflowService:
         self._database = database or Database()
         # Checks of one tenant's graphs and rows leave a thread to the others.
         self._threads = FairThreads(2, per_tenant=1, name="weft-workflow")
+        # Blocking calls of the tables. The event loop's own executor would carry them out in order of arrival, so that
+        # a run with thousands of them would delay the requests of all tenants.
+        self._table_threads = FairThreads(8, per_tenant=4, name="weft-workflow-tables")
         quota = WorkflowQuota(config.max_workflows, config.max_workflow_bytes)
         self.evaluations = ServedEvaluations(config, self._threads)
-        self.variables = WaitingVariables(WorkflowVariableTable(self._database), self._threads)
+        self.variables = WaitingVariables(WorkflowVariableTable(self._database), self._threads, self._table_threads)
         tables = RunTables(
             ServedRunTable(self._database, config.max_run_bytes),
             WorkflowRunTable(self._database),
@@ -42,8 +45,9 @@ class WorkflowService:
             self.variables,
             StatisticsTable(self._database),
             {},
+            self._table_threads,
         )
-        self.library = WorkflowLibrary(WorkflowTable(self._database, quota), self._threads)
+        self.library = WorkflowLibrary(WorkflowTable(self._database, quota), self._threads, self._table_threads)
         self.runs = WorkflowRuns(config, models, self.library, tables, self.evaluations)
         self.explanations = WorkflowExplanations(models, self.library, tables, self.evaluations)
 
@@ -59,4 +63,5 @@ class WorkflowService:
         """Stop all runs where they are, and close the database. Idempotent."""
         await self.runs.close()
         self._threads.close()
+        self._table_threads.close()
         await asyncio.to_thread(self._database.close)
