@@ -209,6 +209,8 @@ REFUSED_KEYS = [
     ({"rope.dimension_count": 4}, Unsupported, ["rope.dimension_count is not the heads' 8"]),
     ({"rope.scaling.type": "longrope"}, Unsupported, ["'longrope'"]),
     ({"rope.scaling.type": "yarn", "rope.scaling.yarn_ext_factor": 0.5}, Unsupported, ["yarn_ext_factor"]),
+    ({"rope.scaling.type": "linear", "rope.scaling.attn_factor": 1.19}, Unsupported, ["attn_factor"]),
+    ({"rope.scaling.attn_factor": 1.19}, Unsupported, ["attn_factor"]),
     ({"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}, ModelLoadError, ["factor", "positive"]),
     ({"expert_count": 8}, Unsupported, ["llama.expert_count is 8"]),
     ({"attention.scale": 0.5}, Unsupported, ["llama.attention.scale is 0.5"]),

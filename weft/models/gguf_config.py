@@ -104,6 +104,8 @@ def _rope_scaling(meta: Metadata, rope: str, context: int) -> dict[str, Any] | N
     """Scaling of positions; None: they are not scaled."""
     factor = meta.number(f"{rope}.scaling.factor", meta.number(f"{rope}.scale_linear", 1.0))  # older files
     kind = meta.text(f"{rope}.scaling.type", "none" if factor in (0, 1) else "linear")
+    if kind in ("none", "linear") and meta.number(f"{rope}.scaling.attn_factor", 1.0) != 1:
+        raise Unsupported(f"{meta.path}: {rope}.scaling.attn_factor is not 1, which is not supported without yarn")
     if kind == "none":
         return None
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}

@@ -205,7 +205,7 @@ class CommandHandler:
         eos = () if stop.ignore_eos else config.eos_token_ids
         seed = command.sampling.seed
         if seed is None:
-            # By the client's own numbers: a generation that is sent again after the engine's death goes on with its own.
+            # By the client's own numbers: a generation that is sent again to a restarted engine has the same ones.
             seed = (config.seed * 0x9E3779B97F4A7C15 + sequence.handle * 0xBF58476D1CE4E5B9 + command.stream) & _MASK63
         op = ops.GenerateOp(
             op=command.op,
