@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from weft.abi.errors import InvalidRequest
+from weft.sched.spaces import rows
 from weft.sched.spaces.resources import PageHandle
 from weft.sched.spaces.rows import ExplicitRow, Place, explicit_mask, make_row
 
@@ -110,3 +111,19 @@ def test_an_input_that_sees_nothing_is_refused() -> None:
     only_the_first = np.arange(SIZE)[None, :] == 0
     with pytest.raises(InvalidRequest, match="input 0 of the forward sees no token at all"):
         make_row([page], [0b10], [Place(0, 1)], [6], only_the_first)  # which its handle hides
+
+
+def test_a_matrix_that_would_take_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_CELLS", 5)
+    page = PageHandle.empty(1, SIZE)
+    for offset in (0, 1, 2):
+        page.fill(offset, 7)
+    places = [Place(0, 1), Place(0, 2)]
+    with pytest.raises(InvalidRequest, match="2 inputs that see 3 places"):
+        make_row([page], [0b111], places, [7, 7], None)
+    with pytest.raises(InvalidRequest, match="2 inputs that see 8 places"):
+        explicit_mask(bytes(2), [page], 1, places)
+    in_order = PageHandle.empty(1, SIZE)
+    for offset in (0, 1, 2):
+        in_order.fill(offset, offset)
+    assert make_row([in_order], [0b111], places, [1, 2], None).causal

@@ -327,10 +327,12 @@ class Placer:
                 "targets",
             )
         keys = [embed.key for embed in embeds]
-        if len(embeds) > self._head_rows or not self._conflicts.fits(Stage.HEAD, keys, ()):
+        # A given token costs about as much as a distribution. One command alone fits any step.
+        num_rows = min(max(len(embeds), len(targets)), MAX_HEAD_ROWS)
+        if num_rows > self._head_rows or not self._conflicts.fits(Stage.HEAD, keys, ()):
             return Placement.LATER
         self._conflicts.add(Stage.HEAD, keys, ())
-        self._head_rows -= len(embeds)
+        self._head_rows -= num_rows
         builder.add_space_dist(_slots(embeds), command.k, targets, (space.client, space.number, command.op))
         return Placement.DONE
 

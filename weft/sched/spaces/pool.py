@@ -138,6 +138,7 @@ class SpacePool:
         self._cache.tiers.copies.copy_page(page.page, pages[0])
         self.drop(space.tenant, [page.page], now)
         page.page = pages[0]
+        self.named()  # by the copy, also where the command that needs it fails after this
         return True
 
     # Embeddings

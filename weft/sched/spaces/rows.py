@@ -20,6 +20,8 @@ from weft.abi.errors import InvalidRequest
 from weft.core.step import Bool
 from weft.sched.spaces.resources import PageHandle
 
+MAX_CELLS = 1 << 27
+"""Of a matrix of what each input sees of each place: 128 MiB."""
 _ALL = 0xFFFFFFFF
 
 
@@ -61,6 +63,7 @@ def make_row(
     shown = _bits(words, size)
     kv_len = int(np.flatnonzero(shown)[-1]) + 1
     count = -(-kv_len // size)
+    _check_cells(len(positions), kv_len)
     if mask is None:
         where = np.concatenate([np.array(page.positions, np.int64) for page in pages[:count]])[:kv_len]
         mask = where[None, :] <= np.array(positions, np.int64)[:, None]
@@ -79,6 +82,7 @@ def explicit_mask(packed: bytes, pages: Sequence[PageHandle], num_read: int, pla
     there by this same forward are inputs. Raises `InvalidRequest` for a mask of another size.
     """
     size = len(pages[0].positions)
+    _check_cells(len(places), len(pages) * size)
     new = {place.page * size + place.offset for place in places}
     old = [
         index * size + offset
@@ -99,6 +103,16 @@ def explicit_mask(packed: bytes, pages: Sequence[PageHandle], num_read: int, pla
     mask[:, old] = bits[:, : len(old)]
     mask[:, [place.page * size + place.offset for place in places]] = bits[:, len(old) : columns]
     return mask
+
+
+def _check_cells(num_inputs: int, num_places: int) -> None:
+    """Raise `InvalidRequest` where a matrix of what inputs see would take too much memory."""
+    if num_inputs * num_places > MAX_CELLS:
+        raise InvalidRequest(
+            f"{num_inputs} inputs that see {num_places} places, not in rising order behind all of them, are more than "
+            f"{MAX_CELLS} pairs; put fewer of them in one forward",
+            "positions",
+        )
 
 
 def _is_tail(pages: Sequence[PageHandle], words: Sequence[int], own: Sequence[int], positions: Sequence[int]) -> bool:

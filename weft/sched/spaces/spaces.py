@@ -13,6 +13,7 @@ and no device.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -62,6 +63,8 @@ from weft.sched.spaces.resources import (
     lists_of,
 )
 from weft.sched.spaces.waits import SpaceWaits
+
+_log = logging.getLogger("weft.engine")
 
 MAX_QUEUES = 1024
 MAX_PENDING = 65536
@@ -152,8 +155,10 @@ class Spaces:
 
     def drop_client(self, client: int, now: float) -> None:
         """A client is gone: give up all its spaces."""
-        for space in [space for space in self._spaces.values() if space.client == client]:
-            space.is_ending = False  # it ends here, and exports nothing
+        ended = [space for space in self._spaces.values() if space.client == client]
+        for space in ended:
+            space.is_ending = False  # it ends here, and exports nothing; and not as the end of another makes room
+        for space in ended:
             self._end_space(space, now)
 
     def expire(self, now: float) -> None:
@@ -368,6 +373,11 @@ class Spaces:
                 done = self._carry_out(space, queue, pending.command, now)
             except WeftError as error:
                 self._fail(space, pending.command, error)
+                done = True
+            except Exception as error:  # a bug of ours fails one command, as in `CommandHandler.apply`
+                _log.exception("%s of client %d could not be carried out", type(pending.command).__name__, space.client)
+                message = f"the engine could not carry this out: {type(error).__name__}: {error}"
+                self._fail(space, pending.command, WeftError(message))
                 done = True
             if not done:
                 _block(queue, now)
