@@ -8,7 +8,8 @@ number of threads, pages for all requests at once, no prefix cache, no more than
 prompts and decoding in one step (`dynamic_split_fuse`). Everything else is its default.
 
 OpenVINO refuses bfloat16 KV on processors without AVX-512. Then KV pages are in float16, or else in float32, and
-`notes` says so. Its paged attention cannot be held to a lower level than the processor's.
+`notes` says so. Its paged attention can be held to a lower level than the processor's only where CPUID faults
+(`hidden_features`).
 """
 
 from __future__ import annotations
