@@ -14,6 +14,7 @@ import pytest
 
 import weft
 from weft.abi.errors import ConfigError, ContextTooLong, InvalidRequest, ModelLoadError, WeftError
+from weft.core.grammar import Grammar, Trigger
 from weft.core.ids import unpack_tokens
 from weft.core.wire import Generate, Open
 from weft.llm import LLM
@@ -167,6 +168,22 @@ def test_an_engine_failure_is_one_prompts_error(fake: Fake):
         ({"n": 0}, "n must be between"),
         ({"min_tokens": 5, "max_tokens": 2}, "min_tokens 5 exceeds max_tokens 2"),
         ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [1] * 10**5}, "allowed_token_ids has 100000 entries, at most"),
+        ({"logprobs": True}, "logprobs"),
+        ({"prompt_logprobs": True}, "prompt_logprobs cannot be used: Expected `int"),
+        ({"prompt_logprobs": 1.5}, "prompt_logprobs cannot be used: Expected `int"),
+        ({"n": True}, "n cannot be used"),
+        ({"n": 1.5}, "n cannot be used"),
+        ({"include_stop": "yes"}, "include_stop cannot be used"),
+        ({"skip_special_tokens": 1}, "skip_special_tokens cannot be used"),
+        ({"add_special_tokens": "no"}, "add_special_tokens cannot be used"),
+        ({"priority": "low"}, "priority cannot be used"),
+        ({"namespace": 3}, "namespace cannot be used"),
+        ({"grammar": ["a"]}, "grammar must be a Grammar, got list"),
+        ({"grammar": ["regex", "a"]}, "grammar must be a Grammar, got list"),
+        ({"grammar": Grammar("regex", ["a"])}, "grammar cannot be used: Expected `str`"),
+        ({"grammar": Grammar("regex", {1j})}, "grammar cannot be used"),
+        ({"grammar": Grammar.lark('start: "a"', Trigger("m", reasoning=["a", "b"]))}, "must be a tuple of two str"),
     ],
 )
 def test_a_wrong_option_is_raised_before_anything_is_computed(fake: Fake, options, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from weft.abi import errors
 from weft.core import wire
 from weft.core.cost.model import ForwardModel
 from weft.core.ids import pack_tokens, unpack_tokens
-from weft.core.sampling import SamplingParams, StopParams
+from weft.core.sampling import SamplingParams, StopParams, check_logprobs
 
 COMMANDS: list[wire.Command] = [
     wire.Hello(),
@@ -175,6 +176,8 @@ def test_tokens_pack_and_unpack() -> None:
         (SamplingParams(allowed_token_ids=[-1]), "allowed_token_ids"),
         (SamplingParams(bad_words=[[]]), "bad_words"),
         (SamplingParams(bad_words=[[100]]), "bad_words"),
+        (SamplingParams(bad_words=[[1] * 17] * 256), "bad_words"),
+        (SamplingParams(bad_words=[[1] * 4097]), "bad_words"),
         (StopParams(max_tokens=0), "max_tokens"),
         (StopParams(min_tokens=-1), "min_tokens"),
         (StopParams(min_tokens=5, max_tokens=4), "min_tokens"),
@@ -188,3 +191,18 @@ def test_parameters_out_of_range_name_their_field(params: SamplingParams | StopP
         params.validate(vocab_size=100)
     assert caught.value.param == field
     assert field in caught.value.message
+
+
+def test_more_tokens_than_the_vocabulary_are_refused_unread() -> None:
+    for params in (SamplingParams(allowed_token_ids=[-1] * 101), StopParams(stop_token_ids=[-1] * 101)):
+        with pytest.raises(errors.InvalidRequest, match="has 101 entries, at most 100"):
+            params.validate(vocab_size=100)
+    SamplingParams(allowed_token_ids=list(range(100)), bad_words=[[1] * 16] * 256).validate(vocab_size=100)
+    StopParams(stop_token_ids=list(range(100))).validate(vocab_size=100)
+
+
+@pytest.mark.parametrize("count", [True, False, 1.5, 2.0, "3", -1, 257])
+def test_a_number_of_logprobs_is_an_int_in_range(count: Any) -> None:
+    with pytest.raises(errors.InvalidRequest, match=r"top_logprobs must be .*between 0 and 256") as caught:
+        check_logprobs(count, "top_logprobs")
+    assert caught.value.param == "top_logprobs"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,3 +71,46 @@ def test_a_stop_string_before_the_minimum_is_let_pass() -> None:
     assert matcher.push(2, counts=False).stop is None
     assert matcher.push(0, counts=True).stop is None
     assert matcher.push(1, counts=True).stop == "ab"
+
+
+def held_by_search(stop: list[bytes], text: bytes) -> int:
+    """Bytes at the end of `text` that are the beginning of some stop string, by trying every number of them."""
+    longest = max(map(len, stop), default=0)
+    sizes = range(min(len(text), longest - 1), 0, -1)
+    return next((size for size in sizes if any(s.startswith(text[-size:]) for s in stop)), 0)
+
+
+def test_what_is_held_is_what_a_search_of_the_whole_text_holds() -> None:
+    chance = random.Random(5)
+    for _ in range(2000):
+        stop = [bytes(chance.choices(b"ab", k=chance.randint(1, 12))) for _ in range(chance.randint(0, 4))]
+        matcher = StopMatcher(stop, TOKENS)
+        text = b""
+        for _ in range(40):
+            token, counts = chance.randrange(len(TOKENS)), chance.random() < 0.5
+            text += TOKENS[token]
+            verdict = matcher.push(token, counts)
+            if verdict.stop is not None:
+                break
+            assert verdict.hold_bytes == held_by_search(stop, text), (stop, text)
+
+
+class Counted(bytes):
+    """A stop string that counts how often the matcher compares it."""
+
+    compared = 0
+
+    def startswith(self, *args: object) -> bool:
+        Counted.compared += 1
+        return super().startswith(*args)
+
+
+def test_each_byte_is_compared_a_bounded_number_of_times() -> None:
+    stop = [Counted(b"b" * 512 + bytes([number]) * 512) for number in range(64)]
+    tokens = [b"a", b"b"]
+    matcher = StopMatcher(stop, tokens)
+    Counted.compared = 0
+    text = [0] * 2000 + [1] * 400 + [0] + [1] * 400 + [0] * 1000
+    for token in text:
+        matcher.push(token, counts=True)
+    assert 0 < Counted.compared <= 2 * len(text) * len(stop)

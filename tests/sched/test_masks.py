@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from array import array
 
@@ -58,6 +59,22 @@ def test_ranges_are_of_the_sequence() -> None:
             unpack_ranges(struct.pack("<2i", *pair), 5)
     with pytest.raises(InvalidRequest, match="pairs"):
         unpack_ranges(bytes(4), 5)
+
+
+def test_ranges_are_merged_where_they_meet() -> None:
+    def unpacked(*pairs: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+        return unpack_ranges(b"".join(struct.pack("<2i", *pair) for pair in pairs), 64)
+
+    assert unpacked(*[(0, 64)] * 1024) == ((0, 64),)
+    assert unpacked((5, 9), (0, 2), (2, 4), (3, 3), (6, 7), (12, 12)) == ((0, 4), (5, 9))
+    assert unpacked((4, 4)) == ()
+    chance = random.Random(3)
+    for _ in range(300):
+        pairs = [tuple(sorted(chance.choices(range(65), k=2))) for _ in range(chance.randint(0, 12))]
+        merged = unpacked(*pairs)
+        ends = [end for pair in merged for end in pair]
+        assert ends == sorted(set(ends)), "in order, none of them empty, none meets another"
+        assert visibility(merged, 4, 16).tolist() == visibility(tuple(pairs), 4, 16).tolist(), pairs
 
 
 def test_the_index_knows_a_token_by_its_branch() -> None:

@@ -148,7 +148,11 @@ def test_limits_are_those_of_the_code() -> None:
         ("prompts or inputs of one request that run at once", str(generate.PROMPTS_AT_ONCE)),
         ("`stop`", f"{sampling.MAX_STOP_STRINGS} strings of up to {sampling.MAX_STOP_BYTES} bytes"),
         ("`logit_bias`", f"{sampling.MAX_LOGIT_BIAS} entries"),
-        ("`bad_words`", str(sampling.MAX_BAD_WORDS // 2)),
+        (
+            "`bad_words`",
+            f"{sampling.MAX_BAD_WORDS // 2}, with {sampling.MAX_BAD_WORD_TOKENS} tokens together, those of each word "
+            "at the beginning of a text and after a space",
+        ),
         ("`tools`", str(tools.MAX_TOOLS)),
         ("schemas and grammars of a request", f"{constraints.MAX_GRAMMAR_BYTES >> 10} KiB"),
         (

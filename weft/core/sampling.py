@@ -5,7 +5,7 @@ Ranges are those of `weft.abi.parameters`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,8 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 4096
+"""Tokens of all bad words together: each step compares them with the last tokens of its sequence."""
 BANNING_BIAS = -100.0
 """A logit with this bias or less belongs to a token that is not sampled while another is left."""
 GREEDY_TEMPERATURE = 1e-5
@@ -82,9 +84,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise InvalidRequest("allowed_token_ids is empty: no token could be sampled", "allowed_token_ids")
+            _check_count("allowed_token_ids", self.allowed_token_ids, vocab_size)
             _check_tokens("allowed_token_ids", self.allowed_token_ids, vocab_size)
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidRequest(f"bad_words has {len(self.bad_words)} entries, at most {MAX_BAD_WORDS}", "bad_words")
+        num_tokens = sum(map(len, self.bad_words))
+        if num_tokens > MAX_BAD_WORD_TOKENS:
+            raise InvalidRequest(
+                f"bad_words have {num_tokens} tokens together, at most {MAX_BAD_WORD_TOKENS}; leave some out",
+                "bad_words",
+            )
         for word in self.bad_words:
             if not word:
                 raise InvalidRequest("bad_words has an empty entry", "bad_words")
@@ -113,11 +122,15 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         for text in self.stop:
             if not 0 < len(text) <= MAX_STOP_BYTES:
                 raise InvalidRequest(f"stop strings must have 1 to {MAX_STOP_BYTES} bytes, got {len(text)}", "stop")
+        _check_count("stop_token_ids", self.stop_token_ids, vocab_size)
         _check_tokens("stop_token_ids", self.stop_token_ids, vocab_size)
 
 
 def check_logprobs(count: int, field: str) -> None:
-    """Raise `InvalidRequest`, naming the field, for more log-probabilities than there are, or fewer than none."""
+    """Raise `InvalidRequest`, naming the field, for more log-probabilities than there are, fewer than none, or a
+    number that is not an `int` (`bool` is refused too)."""
+    if type(count) is not int:
+        raise InvalidRequest(f"{field} must be an int between 0 and {MAX_LOGPROBS}, got {count!r}", field)
     if not 0 <= count <= MAX_LOGPROBS:
         raise InvalidRequest(f"{field} must be between 0 and {MAX_LOGPROBS}, got {count}", field)
 
@@ -150,6 +163,15 @@ def _check_ranges(numbers: list[tuple[str, Any, Parameter]], params: SamplingPar
         value = getattr(params, name)
         if value != default and not parameter.contains(value):
             raise InvalidRequest(f"{name} must be in {parameter.range}, got {value}", name)
+
+
+def _check_count(name: str, tokens: Collection[int], vocab_size: int) -> None:
+    """Raise `InvalidRequest` for more tokens than the vocabulary has, before any of them is looked at."""
+    if len(tokens) > vocab_size:
+        raise InvalidRequest(
+            f"{name} has {len(tokens)} entries, at most {vocab_size}, the tokens of this model; name each token once",
+            name,
+        )
 
 
 def _check_tokens(name: str, tokens: Iterable[int], vocab_size: int) -> None:

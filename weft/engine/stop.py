@@ -20,10 +20,13 @@ class StopMatcher:
         self._longest = max((len(text) for text in self._stop), default=0)
         self._tail = b""
         """The last bytes generated, as far as a stop string that is not complete could reach back."""
+        self._num_held = 0
+        """Bytes at the end of `_tail` that are the beginning of some stop string."""
 
     def push(self, token: int, counts: bool) -> StopVerdict:
         """Look at the next token's bytes. Where `counts` is False, a complete stop string is let pass."""
-        window = self._tail + self._token_bytes[token]
+        new = self._token_bytes[token]
+        window = self._tail + new
         if counts:
             # What ends before the new token was let pass.
             old = len(self._tail) + 1
@@ -34,11 +37,15 @@ class StopMatcher:
                 return StopVerdict(0, text.decode("utf-8", "replace"), len(window) - at)
         keep = self._longest - 1
         self._tail = window[-keep:] if keep > 0 else b""
-        return StopVerdict(hold_bytes=self._held(self._tail))
+        self._num_held = self._held(self._tail, self._num_held + len(new))
+        return StopVerdict(hold_bytes=self._num_held)
 
-    def _held(self, tail: bytes) -> int:
-        """Bytes at the end of `tail` that are the beginning of some stop string."""
-        for size in range(len(tail), 0, -1):
+    def _held(self, tail: bytes, most: int) -> int:
+        """Bytes at the end of `tail` that are the beginning of some stop string: at most `most`.
+
+        A beginning without its new bytes was a beginning before them, so the number grows by no more than those. The
+        sizes that are tried for all tokens together are therefore no more than twice the bytes."""
+        for size in range(min(len(tail), most), 0, -1):
             end = tail[-size:]
             if any(text.startswith(end) for text in self._stop):
                 return size

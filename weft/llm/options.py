@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, cast, get_type_hints
 
 import msgspec
 
@@ -64,6 +64,9 @@ class Extras(msgspec.Struct, frozen=True):
     add_special_tokens: bool
 
 
+_TYPES = get_type_hints(Options)
+
+
 def engine_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     """The configuration of an engine. Raises `ConfigError` with the option's name."""
     known = [name for name in EngineConfig.__struct_fields__ if name != "model"]
@@ -97,21 +100,51 @@ def arguments(
     if "stop" in given:
         texts = given["stop"]
         given["stop"] = [text.encode() for text in ([texts] if isinstance(texts, str) else texts)]
+    prompt_alone = given.get("max_tokens") == 0
+    if prompt_alone:
+        given["max_tokens"] = None
+    sampling = _with(sampling or msgspec.convert(defaults, SamplingParams), given)
+    stopping = _with(stopping or StopParams(), given)
+    given = {name: _typed(name, value) for name, value in given.items()}
     extras = Extras(
         Caller(priority=given.pop("priority", 0), namespace=given.pop("namespace", "")),
         given.pop("add_special_tokens", True),
     )
-    prompt_alone = given.get("max_tokens") == 0
-    if prompt_alone:
-        given["max_tokens"] = None
     args = CompletionArgs(
         prompt=b"",
         max_tokens=0 if prompt_alone else None,
-        sampling=_with(sampling or msgspec.convert(defaults, SamplingParams), given),
-        stop=_with(stopping or StopParams(), given),
+        sampling=sampling,
+        stop=stopping,
         **given,
     )
     return args, extras
+
+
+def _typed(name: str, value: object) -> Any:
+    """The value of an option that is no field of sampling or stopping, of its type in `Options`. The engine is in this
+    process: nothing decodes the arguments again, and one of another type could end it."""
+    if name == "grammar" and value is not None:
+        return _typed_grammar(value)
+    try:
+        return msgspec.convert(value, _TYPES[name])
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{name} cannot be used: {error}", name) from error
+
+
+def _typed_grammar(value: object) -> Grammar:
+    """The grammar, with each of its fields checked: the constructors of `Grammar` and `Trigger` check no types."""
+    if not isinstance(value, Grammar):
+        raise InvalidRequest(
+            f"grammar must be a Grammar, got {type(value).__name__}; make one with Grammar.regex, for example",
+            "grammar",
+        )
+    try:
+        plain = msgspec.convert(msgspec.to_builtins(value), Grammar)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidRequest(f"grammar cannot be used: {error}", "grammar") from error
+    if plain != value:
+        raise InvalidRequest("grammar cannot be used: reasoning of its Trigger must be a tuple of two str", "grammar")
+    return value
 
 
 def _with(params: P, given: dict[str, Any]) -> P:

@@ -52,14 +52,21 @@ def index_keys(tokens: array[int], branches: Items[Branch]) -> array[int]:
 
 
 def unpack_ranges(packed: bytes, num_tokens: int) -> Ranges:
-    """Packed int32 pairs -> ranges. Raises `InvalidRequest` for ones that are not among the first `num_tokens`."""
+    """Packed int32 pairs -> ranges in order, none of which is empty or meets another, so that `visibility` looks at
+    each hidden token once. Raises `InvalidRequest` for ranges that are not among the first `num_tokens`."""
     if len(packed) % 8:
         raise InvalidRequest(f"{len(packed)} bytes are not a whole number of pairs of int32", "ranges")
     pairs = list(struct.iter_unpack("<2i", packed))
     for first, last in pairs:
         if not 0 <= first <= last <= num_tokens:
             raise InvalidRequest(f"tokens {first} to {last} are not among the {num_tokens} of the sequence", "ranges")
-    return tuple(pairs)
+    ranges: list[tuple[int, int]] = []
+    for first, last in sorted(pairs):
+        if ranges and first <= ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], last))
+        elif first < last:
+            ranges.append((first, last))
+    return tuple(ranges)
 
 
 def mask_at(masks: Items[Mask], position: int) -> Mask | None:
