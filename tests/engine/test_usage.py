@@ -120,7 +120,7 @@ def test_a_prefix_in_flight_is_found() -> None:
 
 
 def test_a_generation_that_goes_on_from_another_engine_counts_the_prompt_alone() -> None:
-    driver = Driver(num_device_pages=64, page_size=16)
+    driver = Driver(num_device_pages=64, page_size=16, max_context=1024)
     seq, op = 900, 901
     driver.send(
         wire.Open(seq=seq),

@@ -129,7 +129,7 @@ def test_a_tenant_pays_for_the_checks_of_its_sources() -> None:
         await programs.upload("t", "p", b"async def main(args):\n    return 1\n", "python")
         with pytest.raises(InvalidRequest):
             await programs.inline_code("u", "def main(:")
-        await programs.inline_code("u", "async def main(args):\n    return 1\n")  # the same content: known already
+        await programs.inline_code("t", "async def main(args):\n    return 1\n")  # the same content: known already
         await programs.close()
         assert [tenant for tenant, cpu_s in charged if cpu_s > 0] == ["t", "u"]
 
