@@ -23,6 +23,7 @@ from weft.core.wire import (
     ImportPages,
     NextDist,
     OpenQueue,
+    QueueCommand,
     ReleaseExport,
     SetQueuePriority,
     Sync,
@@ -30,6 +31,8 @@ from weft.core.wire import (
 from weft.programs.runtime import Runtime
 from weft.programs.types import Caller
 from weft.sched.spaces import resources, spaces
+from weft.sched.spaces.immediate import ImmediateCommands
+from weft.sched.spaces.resources import Space
 
 
 def test_exported_pages_outlive_their_space_and_are_copied_before_they_are_written(run: Run, prompt: list[int]) -> None:
@@ -338,5 +341,27 @@ def test_lists_and_masks_that_wait_are_bounded(run: Run, monkeypatch: pytest.Mon
         await other.ask(Sync, 1)
         assert isinstance(failures[5], InvalidRequest)
         other.release()
+
+    run(program)
+
+
+def test_a_fault_with_one_command_fails_it_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_out = ImmediateCommands.carry_out
+
+    def faulty(self: ImmediateCommands, space: Space, command: QueueCommand, now: float) -> int | None:
+        if isinstance(command, FreeEmbeds):
+            raise KeyError("a bug")
+        return carry_out(self, space, command, now)
+
+    monkeypatch.setattr(ImmediateCommands, "carry_out", faulty)
+
+    async def program(rt: Runtime) -> None:
+        space = await opened(rt, 0, 1)
+        failures: dict[int, WeftError] = {}
+        space.on_failure = failures.__setitem__
+        space.post(FreeEmbeds, 1, u32(1), call=7)
+        await space.ask(AllocPages, 1, 1, 1)
+        assert "KeyError" in failures[7].message
+        space.release()
 
     run(program)

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Send
 
 from tests.server.conftest import RunningServer, running
 from tests.server.test_requests import error_of
@@ -24,6 +25,8 @@ from weft.abi.errors import ConfigError
 from weft.config import ProgramsConfig
 from weft.programs.run.runs import Run
 from weft.programs.sandbox import checker
+from weft.server import run_events
+from weft.server.run_events import RunStream
 
 ECHO = """
 from weft.sdk import run
@@ -210,6 +213,32 @@ def test_messages_both_ways_in_a_stream(server: RunningServer) -> None:
     assert [event["type"] for event in told] == ["run", "message", "message", "end"]
     assert [event["message"] for event in told[1:3]] == [{"got": 7}, {"heard": "hi"}]
     assert told[-1]["run"]["result"] == {"args": 7, "message": "hi"}
+
+
+def test_a_backlog_of_messages_is_sent_in_parts(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+from weft.sdk import run
+
+
+async def main(args):
+    for at in range(100):
+        run.send([at, "x" * 100])
+"""
+    done = server.post("/v1/runs", {"source": source}).json()
+    monkeypatch.setattr(run_events, "MAX_SENT_BYTES", 1000)
+    sizes: list[int] = []
+    send = RunStream._send
+
+    async def noted(self: RunStream, to: Send, data: bytes) -> None:
+        sizes.append(len(data))
+        await send(self, to, data)
+
+    monkeypatch.setattr(RunStream, "_send", noted)
+    with server.http() as client:
+        told = events(client.get(f"/v1/runs/{done['id']}/messages").text)
+    assert [event["message"][0] for event in told if event["type"] == "message"] == list(range(100))
+    assert len(sizes) > 10
+    assert max(sizes[1:-1]) < 1300
 
 
 def test_in_the_background(server: RunningServer) -> None:

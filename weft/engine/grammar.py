@@ -23,7 +23,6 @@ from weft.abi.errors import InvalidRequest, Overloaded, Unsupported
 from weft.core.grammar import Grammar
 from weft.core.ids import unpack_tokens
 from weft.core.step import LateInputs, Step
-from weft.core.tenant_cache import TenantCache
 from weft.core.wire import Cancel, Command, Fork, Generate, Release, Truncate
 from weft.engine.conflicts import conflict
 from weft.engine.digits import DigitRun, DigitTokens
@@ -31,6 +30,7 @@ from weft.engine.grammar_text import MAX_JSON_STRING_CHARS, compiled_grammar, ma
 from weft.engine.guide import Guide, TriggeredGuide
 from weft.sched.in_flight import InFlight
 from weft.sched.sequence import GenerateOp
+from weft.tenant_cache import TenantCache
 from weft.threads import Charge, FairThreads
 from weft.worker.memory import usable_cores
 

@@ -12,6 +12,7 @@ from weft.config import ProgramsConfig
 from weft.core.ids import pack_tokens
 from weft.programs import lasting
 from weft.programs.quota.limits import Limits
+from weft.programs.run.calls import pending_calls
 from weft.programs.run.calls.generation import WHOLE
 from weft.testing.fake_engine import FakeEngine
 
@@ -87,6 +88,24 @@ def test_the_end_of_a_generation_is_told_once_where_its_pages_end_too() -> None:
         await settle()
         assert program.kinds(call) == [EventKind.PART, EventKind.ERROR]
         assert program.parts(call)[0][1] == b"abc"
+
+    run(test, engine=FakeEngine(auto=False))
+
+
+def test_what_generations_hold_is_bounded_until_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending_calls, "MAX_HELD_BYTES", 50_000)
+
+    async def test(host: Host) -> None:
+        program = host.program()
+        opened(program)
+        asked = obj({"stop": {"max_tokens": 1}}) + b" " * 20_000
+        for _ in range(3):
+            calls = [program.ask(Op.SEQ_GENERATE, 1, 0, asked) for _ in range(3)]
+            assert program.errors(calls[2]) == ["overloaded"]
+            await settle()
+            host.engine.step(10)
+            for call in calls[:2]:
+                assert (await program.end_of(call)).kind == EventKind.RESULT
 
     run(test, engine=FakeEngine(auto=False))
 

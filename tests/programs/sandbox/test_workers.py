@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from weft.abi.errors import Overloaded
 from weft.programs.sandbox.workers import WorkerKilled, WorkerPool, WorkerProcess
 
 
@@ -174,3 +175,20 @@ def test_what_a_process_wrote_and_took() -> None:
     ended = worker.run("weft.programs.sandbox.check_worker", ["python", "5", str(1 << 30)], b"x", bare=True)
     assert ended.status == 1
     assert "no `main`" in ended.errors
+
+
+def test_one_that_gets_no_thread_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def test() -> None:
+        pool = WorkerPool(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(Overloaded, match="thread"):
+                await pool.call("a", lambda worker: worker.cpu_s)
+        assert pool.num_running == 0
+        assert await pool.call("a", lambda worker: worker.cpu_s) == 0.0
+        await pool.close()
+
+    asyncio.run(test())

@@ -7,13 +7,14 @@ without being uploaded, a program host one for sources that programs launch. Nei
 from __future__ import annotations
 
 import signal
+import threading
 from typing import NamedTuple
 
 from weft.abi.errors import InvalidRequest, WeftError
-from weft.core.tenant_cache import TenantCache
 from weft.programs.registry import Code
 from weft.programs.sandbox.check_worker import THE_PROGRAM
 from weft.programs.sandbox.workers import Charge, WorkerPool, WorkerProcess
+from weft.tenant_cache import TenantCache
 
 CHECK_CPU_S = 5
 CHECK_BYTES = 1 << 30
@@ -39,16 +40,16 @@ class CodeChecker:
         self._pool = WorkerPool(WIDTH)
         self._verdicts: TenantCache[tuple[str, str], _Verdict] = TenantCache(MAX_TENANT_VERDICTS, MAX_VERDICTS)
         """By tenant, and by kind and hash. A verdict that tenants shared would tell one, by the time that its request
-        takes, which programs the others have."""
+        takes, which programs the others have. Guarded by `_lock`: threads add to it, so that the next job of a tenant
+        finds what its last one has decided."""
+        self._lock = threading.Lock()
 
     async def check(self, tenant: str, code: Code, charge: Charge | None = None) -> None:
         """Raise `InvalidRequest` for content that is not a program, or takes too much to be parsed. Where this is
         cancelled, the process is killed. `charge` gets its processor time."""
-        key = (code.kind, code.hash)
-        verdict = self._verdicts.get(tenant, key)
+        verdict = self._known(tenant, code)
         if verdict is None:
             verdict = await self._pool.call(tenant, lambda worker: self._verdict(tenant, code, worker), charge)
-            self._verdicts.put(tenant, key, verdict)
         if verdict.problem is not None:
             raise _refusal(verdict.problem, code)
 
@@ -59,8 +60,16 @@ class CodeChecker:
     def _verdict(self, tenant: str, code: Code, worker: WorkerProcess) -> _Verdict:
         """On a thread."""
         # The same content may have been checked while this waited for its turn.
-        found = self._verdicts.peek(tenant, (code.kind, code.hash))
-        return _Verdict(_problem(code, worker)) if found is None else found
+        found = self._known(tenant, code)
+        if found is None:
+            found = _Verdict(_problem(code, worker))
+            with self._lock:
+                self._verdicts.put(tenant, (code.kind, code.hash), found)
+        return found
+
+    def _known(self, tenant: str, code: Code) -> _Verdict | None:
+        with self._lock:
+            return self._verdicts.get(tenant, (code.kind, code.hash))
 
 
 def check_now(code: Code) -> None:

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from weft.abi.errors import Draining
+from weft.abi.errors import Draining, Overloaded
 
 T = TypeVar("T")
 Charge = Callable[[float], None]
@@ -137,7 +137,15 @@ class WorkerPool:
         await self._turn(tenant)
         worker = WorkerProcess()
         self._workers.add(worker)
-        job = asyncio.get_running_loop().run_in_executor(self._threads, work, worker)
+        try:
+            job = asyncio.get_running_loop().run_in_executor(self._threads, work, worker)
+        except RuntimeError as error:
+            worker.kill()  # the job is in the executor's queue all the same
+            self._workers.discard(worker)
+            self._leave(tenant)
+            raise Overloaded(
+                f"the server cannot start a thread ({error}); try again, or raise its limit of threads"
+            ) from error
 
         def ended(job: asyncio.Future[T]) -> None:
             # A callback, before that of the task that waits for the job. The task may be cancelled at any time, also

@@ -261,5 +261,6 @@ class _Launched:
     async def _wait(self, child: ChildRun) -> None:
         with suppress(WeftError):
             await child.join()
-        self.unjoined_bytes = 0 if self._joined else child.result_bytes
+        # One that was killed may be forgotten by now, and would count for ever.
+        self.unjoined_bytes = 0 if self._joined or self._killed else child.result_bytes
         self._ended(self)

@@ -20,7 +20,7 @@ def _none_is_held(tenant: str, key: object) -> bool:
 
 
 class TenantCache(Generic[K, V]):
-    """The least recently used value of a tenant is dropped first. Not to be changed by several threads."""
+    """The least recently used value of a tenant is dropped first. Not to be used by several threads at once."""
 
     def __init__(self, per_tenant: int, total: int, is_held: Callable[[str, K], bool] = _none_is_held):
         """Values that `is_held` tells of are not dropped, even beyond the bounds."""
@@ -32,7 +32,7 @@ class TenantCache(Generic[K, V]):
         return sum(map(len, self._values.values()))
 
     def peek(self, tenant: str, key: K) -> V | None:
-        """The value, which does not become the most recently used one. Any thread may call this."""
+        """The value, which does not become the most recently used one."""
         own = self._values.get(tenant)
         return None if own is None else own.get(key)
 

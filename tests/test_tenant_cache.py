@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.core.tenant_cache import TenantCache
+from weft.tenant_cache import TenantCache
 
 
 def keys(cache: TenantCache[int, str], tenant: str) -> list[int]:
