@@ -18,8 +18,8 @@ any machine.
     ablation    one technique after the other, at 2 requests per second (APIServe, section 5.2)
     figures     latency and completed requests by rate, of all policies (APIServe, figures 2 and 3)
 
-What is claimed (`rates`, `waste`, `collapse`) is of half an hour of arrivals and every seed, but for the other order of
-`collapse`, which is of the first seed; `estimators`, `order` and `ablation` are of ten minutes and every seed,
+What is claimed (`rates`, `waste`, `collapse`, `estimators`) is of half an hour of arrivals and every seed, but for the
+other order of `collapse`, which is of the first seed; `order` and `ablation` are of ten minutes and every seed,
 `figures` of ten minutes and the first seed.
 """
 
@@ -115,7 +115,7 @@ class Parts:
 
     def estimators(self) -> Found:
         """The same by estimator."""
-        return self._rates(ESTIMATORS, SHORT)
+        return self._rates(ESTIMATORS, LONG)
 
     def waste(self) -> Found:
         """Waste under pressure by contender and seed."""
@@ -218,9 +218,6 @@ def shown(found: Found) -> Iterable[str]:
                 yield f"  {contender:28} {rate:24} {_spread(rows)}"
                 continue
             figures = {name: [row[name] for row in rows] for name in rows[0] if not isinstance(rows[0][name], dict)}
-            if not isinstance(rows[0], dict):
-                yield f"  {contender:24} {rate:24} {_spread(rows)}"
-                continue
             text = "  ".join(f"{name} {_spread(values)}" for name, values in figures.items() if None not in values)
             yield f"  {contender:24} {rate:>5}/s  {text}"
 
