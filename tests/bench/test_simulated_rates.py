@@ -15,6 +15,19 @@ from bench.simulations import STALE, MixtureCase, Simulations, Unknown, gather
 
 ARGUMENTS = argparse.Namespace(seeds=[0, 1], latency=25.0)
 CASE = MixtureCase("lru-host", 2.0, 0.05, 0)
+RESULTS = Path(simulated_rates.__file__).parent / "results"
+
+
+class Noted(Simulations):
+    """Of a file, with the keys that were asked for."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file, resume=True)
+        self.asked: set[str] = set()
+
+    def __call__(self, case: Any) -> Any:
+        self.asked.add(case.key)
+        return super().__call__(case)
 
 
 class Invented(Simulations):
@@ -124,3 +137,21 @@ def test_a_simulation_that_is_stale_is_made_anew_and_stays_in_the_file_until_the
     assert json.loads(file.read_text("utf-8"))["simulations"][CASE.key]["steps"] == 3
     simulations.make([CASE], 1)
     assert STALE not in json.loads(file.read_text("utf-8"))["simulations"][CASE.key]
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "seeds"),
+    [
+        ("simulated-gptj-6b-a100-three-seeds.json", ("rates", "waste", "collapse", "estimators"), [0, 1, 2]),
+        ("simulated-gptj-6b-a100.json", simulated_rates.ALL_PARTS, [0]),
+    ],
+)
+def test_stored_results_follow_from_the_simulations_beside_them(
+    name: str, parts: tuple[str, ...], seeds: list[int]
+) -> None:
+    stored = json.loads((RESULTS / name).read_text("utf-8"))
+    simulations = Noted(RESULTS / name)
+    found = Parts(simulations, argparse.Namespace(seeds=seeds, latency=25.0))
+    assert {part: json.loads(json.dumps(getattr(found, part)())) for part in parts} == stored["results"]
+    assert stored["incomplete"] == []
+    assert simulations.asked == stored["simulations"].keys()
